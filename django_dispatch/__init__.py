@@ -1,0 +1,1 @@
+"""Background work for Django from the project's own PostgreSQL."""
