@@ -98,13 +98,13 @@ def _wakeups(value: Any) -> tuple[str, ...]:
 def _retention(value: Any) -> Mapping[str, float | None]:
     if not isinstance(value, Mapping) or not set(value) <= set(FINAL_STATUSES):
         raise _Invalid(f"must be a dict whose keys are among {', '.join(FINAL_STATUSES)}")
-    ages: dict[str, float | None] = {}
-    for status, age in value.items():
+    ages: dict[str, float | None] = dict(DEFAULT_RETENTION)
+    for status in FINAL_STATUSES:
         try:
-            ages[str(status)] = _optional_seconds(age)
+            ages[status] = _optional_seconds(value.get(status, ages[status]))
         except _Invalid as error:
             raise _Invalid(f"has an age for {status} that breaks the rule: it {error}, or None for ever") from None
-    return DEFAULT_RETENTION | ages
+    return ages
 
 
 def _number(value: float) -> str:
