@@ -1,7 +1,10 @@
 """The system checks: each id has a set-up that brings it up, and a sound project brings up none."""
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,6 +104,36 @@ def test_e004_psycopg_3_cannot_be_imported(settings: Any, monkeypatch: pytest.Mo
     settings.DISPATCH = {}
     monkeypatch.setitem(sys.modules, "psycopg", None)
     assert "django_dispatch.E004" in ids_of(checks.check_settings())
+
+
+BROKEN_APP_CHECKED = """
+import sys
+import django
+from django.conf import settings
+from django.core.management import call_command
+settings.configure(
+    INSTALLED_APPS=["django_dispatch", "broken_app"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.postgresql", "NAME": "none"}},
+)
+django.setup()
+call_command("check", tags=["django_dispatch"])
+assert "broken_app.tasks" not in sys.modules
+call_command("check", tags=["django_dispatch_tasks"])
+"""
+
+
+def test_e005_a_broken_task_module_that_the_settings_checks_do_not_import(tmp_path: Path) -> None:
+    package = tmp_path / "broken_app"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "tasks.py").write_text("import a_module_that_does_not_exist\n")
+    environment = {key: value for key, value in os.environ.items() if key != "DJANGO_SETTINGS_MODULE"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), *sys.path])
+    command = [sys.executable, "-c", BROKEN_APP_CHECKED]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert "AssertionError" not in done.stderr
+    assert "django_dispatch.E005" in done.stderr
+    assert "'broken_app.tasks' cannot be imported: ModuleNotFoundError: No module named 'a_mod" in done.stderr
 
 
 def test_manage_check_fails_on_a_broken_setting(settings: Any) -> None:

@@ -41,8 +41,10 @@ class RunChangeList(ChangeList):
         return super().get_queryset(request, exclude_parameters).defer(*WIDE_FIELDS)
 
     def get_results(self, request: HttpRequest) -> None:
-        """Fetch the page. Equal counts keep the search form from stating one, which may be an estimate."""
+        """Choose the page's runs, without a count beside the search field: it may be an estimate."""
         super().get_results(request)
+        # A page that held everything when it was counted may not any more.
+        self.result_list = self.result_list[: self.list_max_show_all]
         self.full_result_count = self.result_count
 
 
