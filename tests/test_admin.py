@@ -571,3 +571,32 @@ def test_the_package_works_without_the_admin_app() -> None:
 )
 def test_a_length_has_its_two_largest_units(span: timedelta, shown: str) -> None:
     assert display.length(span) == shown
+
+
+def test_an_entry_of_any_shape_is_a_block() -> None:
+    entries: list[Any] = [None, 1, "text", [], {}, {"attempt": None, "at": 5, "traceback": 7}]
+    assert display.error_blocks(entries).count('<div class="dispatch-error">') == len(entries)
+    assert "2026-13-40T99:99" in display.error_blocks([{"message": "no", "at": "2026-13-40T99:99:99"}])
+    assert "text" in display.error_blocks("text")
+    assert display.error_blocks([]) == display.error_blocks(None) == display.EMPTY
+
+
+def test_only_the_newest_errors_are_shown() -> None:
+    html = display.error_blocks([{"message": f"no {number}."} for number in range(60)])
+    assert "no 59." in html
+    assert "no 10." in html
+    assert "no 9." not in html
+    assert "The newest 50 of 60." in html
+
+
+@pytest.mark.parametrize("total", [0, -1, None, True, "6", float("inf"), float("nan")])
+def test_progress_without_a_sensible_total_is_no_bar(total: Any) -> None:
+    assert "<progress" not in display.progress_bar({"done": 1, "total": total})
+
+
+def test_what_is_cut_off_is_not_even_encoded() -> None:
+    class Unprintable:
+        def __repr__(self) -> str:
+            raise AssertionError
+
+    assert "Cut off" in display.json_block(["x" * 200_000, Unprintable()])
