@@ -164,8 +164,11 @@ class Claims:
         self._note_written(batch, exchange)
         if self.lease_id == lease_id:
             self._take(exchange, limit, lease_id)
+            found_nothing = limit > 0 and not exchange.claimed
             if excluded and len(exchange.claimed) < limit:
                 self._spare_the_database(began)
+            elif not self._unwritten and (found_nothing or self.has_claimed_enough()):
+                self._on_quiet()
         return bool(self._unwritten or self._should_look)
 
     def _limit(self) -> tuple[int, list[str]]:
@@ -222,8 +225,6 @@ class Claims:
             self._should_look = True
         elif exchange.claimed:
             self._plan_second_looks()
-        if not self._unwritten and ((limit and not exchange.claimed) or self.has_claimed_enough()):
-            self._on_quiet()
 
     def _plan_second_looks(self) -> None:
         for handle in self._second_looks:

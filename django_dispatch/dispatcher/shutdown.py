@@ -15,6 +15,7 @@ from .watch import Watch
 
 LOOK_SECONDS = 0.01
 HASTY_GRACE_SECONDS = 1.0
+KILL_SECONDS = 5.0  # by when the kernel has surely ended what was killed
 LAST_WRITES_SECONDS = 10.0
 
 logger = logging.getLogger("django_dispatch.dispatcher")
@@ -33,7 +34,6 @@ async def until(condition: Callable[[], bool], *, seconds: float, unless: asynci
 
 async def drain(pool: Pool, watch: Watch, claims: Claims, *, patience_seconds: float, hurry: asyncio.Event) -> None:
     """Give back what has not started, let bodies end in their time, then stop and hand back the rest."""
-    loop = asyncio.get_running_loop()
     claims.is_claiming = False
     await until(lambda: not claims.is_under_way, seconds=LAST_WRITES_SECONDS)  # what is being claimed arrives first
     for executor in pool.executors.values():
@@ -41,17 +41,20 @@ async def drain(pool: Pool, watch: Watch, claims: Claims, *, patience_seconds: f
     pool.release_waiting(older_than=float("inf"))
     if await until(lambda: not pool.flights(), seconds=patience_seconds, unless=hurry):
         return
-    if hurry.is_set():
-        watch.grace_seconds = min(watch.grace_seconds, HASTY_GRACE_SECONDS)
     logger.warning("%s runs did not end in time; they are stopped and handed back.", len(pool.flights()))
+    if not hurry.is_set() and await _stop_all(pool, watch, watch.grace_seconds, hurry):
+        return
+    await _stop_all(pool, watch, min(watch.grace_seconds, HASTY_GRACE_SECONDS), None)
+
+
+async def _stop_all(pool: Pool, watch: Watch, grace_seconds: float, unless: asyncio.Event | None) -> bool:
+    """Tell every body to end, have the watch kill those that do not within the grace; return whether all are gone."""
+    loop = asyncio.get_running_loop()
+    watch.grace_seconds = grace_seconds
     for executor in list(pool.executors.values()):
         for flight in list(executor.flights.values()):
             watch.stop(executor, flight, Stop.SHUTDOWN, loop.time())
-    if not await until(lambda: not pool.flights(), seconds=watch.grace_seconds + 5, unless=hurry):
-        watch.grace_seconds = 0.0
-        for executor in list(pool.executors.values()):
-            pool.kill(executor, "shutdown")
-        await until(lambda: not pool.flights(), seconds=5)
+    return await until(lambda: not pool.flights(), seconds=grace_seconds + KILL_SECONDS, unless=unless)
 
 
 async def surrender(claims: Claims, keeper: LeaseKeeper, store: StoreThread) -> bool:
