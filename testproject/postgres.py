@@ -63,8 +63,10 @@ class Server:
 
     def is_running(self) -> bool:
         """Whether this very server, not just anything on its port, answers."""
+        if self._postmaster() is None:
+            return False
         try:
-            with psycopg.connect(self.database_url("postgres"), connect_timeout=5) as connection:
+            with psycopg.connect(self.database_url("postgres"), connect_timeout=2) as connection:
                 row = connection.execute("SHOW data_directory").fetchone()
         except psycopg.OperationalError:
             return False
@@ -81,6 +83,8 @@ class Server:
             if time.monotonic() > deadline:
                 raise ServerError(f"PostgreSQL in {self.home} does not start.\n{self._log.read_text()[-3000:]}")
             if self._postmaster() is None:
+                # PostgreSQL would believe a pid file that names anybody alive.
+                (self.data / "postmaster.pid").unlink(missing_ok=True)
                 self._choose_port()
                 self._command("pg_ctl", "start", "-w", "-D", self.data, "-l", self._log, "-o", f"-p {self._port}")
             time.sleep(0.1)
@@ -131,7 +135,7 @@ class Server:
         password_file.unlink()
         with (self.data / "postgresql.conf").open("a") as configuration:
             configuration.write(CONFIGURATION)
-        self._remember(f"postgresql://postgres:{password}@127.0.0.1:{_free_port()}/{DATABASE}")
+        self._remember(f"postgresql://postgres:{password}@127.0.0.1:{free_port()}/{DATABASE}")
 
     def _choose_port(self) -> None:
         """Keep the remembered port unless somebody else has it by now."""
@@ -140,7 +144,7 @@ class Server:
             try:
                 probe.bind(("127.0.0.1", self._port))
             except OSError:
-                self._remember(self.url.replace(f":{self._port}/", f":{_free_port()}/"))
+                self._remember(self.url.replace(f":{self._port}/", f":{free_port()}/"))
 
     def _remember(self, url: str) -> None:
         new = self.home / "url.new"
@@ -149,17 +153,13 @@ class Server:
         new.replace(self.home / "url")
 
     def _postmaster(self) -> psutil.Process | None:
-        """The server's process. A pid file that names nobody, or somebody who has the number by chance, is removed."""
-        pid_file = self.data / "postmaster.pid"
+        """The server's process. A stale pid file names nobody, or somebody else who has the number by now."""
         try:
-            process = psutil.Process(int(pid_file.read_text().splitlines()[0]))
+            process = psutil.Process(int((self.data / "postmaster.pid").read_text().splitlines()[0]))
             if process.name().startswith("postgres") and process.status() != psutil.STATUS_ZOMBIE:
                 return process
-        except FileNotFoundError:
-            return None
-        except (psutil.Error, ValueError, IndexError):
+        except (OSError, psutil.Error, ValueError, IndexError):
             pass
-        pid_file.unlink(missing_ok=True)
         return None
 
     def _command(self, name: str, *arguments: str | Path, check: bool = False) -> None:
@@ -295,7 +295,8 @@ def _is_open_to_all(path: Path) -> bool:
     return all(step.stat().st_mode & 0o005 == 0o005 for step in (path, *path.parents))
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that nobody listens on, for now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -64,7 +64,10 @@ TIME_ZONE = "UTC"
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "formatters": {"line": {"format": "{asctime} {levelname:7} {name}: {message}", "style": "{"}},
-    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "filters": {"run": {"()": "django_dispatch.context.RunContextFilter"}},
+    "formatters": {"line": {"()": "testproject.logs.RunFormatter"}},
+    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["run"]}},
     "root": {"handlers": ["console"], "level": "INFO"},
+    # The home page asks for itself every three seconds.
+    "loggers": {"django.server": {"level": "WARNING"}},
 }
