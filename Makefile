@@ -28,10 +28,11 @@ clean:
 
 # One stamp a dependency group of pyproject.toml: installed once, and again when that file changes.
 $(VENV)/%.installed: pyproject.toml $(VENV)/bin/pip
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable . --group $*
+	@echo "Installing what $* needs into $(VENV)"
+	@$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --editable . --group $*
 	@touch $@
 
 $(VENV)/bin/pip:
-	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	@$(PYTHON) -m venv $(VENV)
+	@$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --upgrade "pip>=25.1"
 	@touch $@

@@ -303,9 +303,18 @@ def free_port() -> int:
         return port
 
 
+def main(arguments: list[str]) -> None:
+    """Start the shared server and print its address, stop it, or just print the address."""
+    match arguments:
+        case ["start"]:
+            print(ensure_server())
+        case ["stop"]:
+            stop_server()
+        case ["url"]:
+            print(project_server().url)
+        case _:
+            sys.exit("usage: python -m testproject.postgres start|stop|url")
+
+
 if __name__ == "__main__":
-    actions = {"start": ensure_server, "stop": stop_server, "url": lambda: project_server().url}
-    if sys.argv[1:] and sys.argv[1] in actions:
-        print(actions[sys.argv[1]]() or "")
-    else:
-        sys.exit(f"usage: python -m testproject.postgres {'|'.join(actions)}")
+    main(sys.argv[1:])

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+import django
+
 from testproject import postgres
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -52,8 +54,12 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 DISPATCH: dict[str, object] = {}
 
-EMAIL_BACKEND = "django.core.mail.backends.filebased.EmailBackend"
-EMAIL_FILE_PATH = STATE_DIR / "sent_mail"
+MAIL_TO_FILES = "django.core.mail.backends.filebased.EmailBackend"
+if django.VERSION >= (6, 1):
+    MAILERS = {"default": {"BACKEND": MAIL_TO_FILES, "OPTIONS": {"file_path": STATE_DIR / "sent_mail"}}}
+else:
+    EMAIL_BACKEND = MAIL_TO_FILES
+    EMAIL_FILE_PATH = STATE_DIR / "sent_mail"
 DEFAULT_FROM_EMAIL = "shop@example.com"
 MEDIA_ROOT = STATE_DIR / ".demo" / "media"
 

@@ -1,4 +1,4 @@
-"""``make demo`` as a newcomer sees it: a banner, a site, work that survives ``kill -9``, and no leftovers at the end."""
+"""``make demo`` as a newcomer sees it: a banner, a site, work that survives ``kill -9``, and no leftovers."""
 
 import os
 import re
@@ -40,9 +40,10 @@ class Demo:
 
     def wait_for(self, pattern: str) -> re.Match[str]:
         """Read on until a line matches."""
-        found: list[re.Match[str]] = []
-        self.wait_until(lambda line: (match := re.search(pattern, line)) is not None and not found.append(match))
-        return found[0]
+        self.wait_until(lambda line: re.search(pattern, line) is not None)
+        match = re.search(pattern, self.said[-1])
+        assert match
+        return match
 
     def wait_until(self, is_it: Callable[[str], bool]) -> None:
         """Read on until it is so; asked again with each line."""
