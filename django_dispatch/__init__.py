@@ -1,1 +1,80 @@
-"""Background work for Django from the project's own PostgreSQL."""
+"""Background work for Django from the project's own PostgreSQL.
+
+The life of a run, and the module of each stage:
+
+===========  =======================================================================  =================================
+defined      ``@task`` registers a function, with its options                         ``registry``
+enqueued     the arguments are checked; one row is inserted, in the caller's          ``arguments``, ``enqueue``
+             transaction
+recorded     the database is the queue and the only truth                             ``models``, ``store``
+announced    after the commit, a hint that a queue may have work                      ``wakeups``
+dispatched   ``rundispatcher`` claims READY runs under its lease                      ``dispatcher``
+executed     a child process runs the body, with a context if it wants one            ``executors``, ``context``
+steered      cancelled, or run again                                                  ``steering``
+finished     the outcome is written, if the lease still holds                         ``store``
+===========  =======================================================================  =================================
+
+``conf`` reads the ``DISPATCH`` setting; ``exceptions`` holds all errors. The names below are the public ones; they
+are imported when they are first asked for, so that this package can be imported before apps are ready.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .context import RunContextFilter, TaskContext
+    from .enqueue import Call
+    from .exceptions import (
+        DispatchError,
+        InvalidArguments,
+        InvalidOption,
+        InvalidTask,
+        RunCancelled,
+        RunInterrupted,
+        RunStopped,
+        RunTimedOut,
+        UnknownTask,
+    )
+    from .registry import Task, task
+    from .steering import CancelAnswer, cancel, cancel_many, run_again
+
+__all__ = [
+    "Call",
+    "CancelAnswer",
+    "DispatchError",
+    "InvalidArguments",
+    "InvalidOption",
+    "InvalidTask",
+    "RunCancelled",
+    "RunContextFilter",
+    "RunInterrupted",
+    "RunStopped",
+    "RunTimedOut",
+    "Task",
+    "TaskContext",
+    "UnknownTask",
+    "cancel",
+    "cancel_many",
+    "run_again",
+    "task",
+]
+
+_HOMES = {
+    "context": ("RunContextFilter", "TaskContext"),
+    "enqueue": ("Call",),
+    "registry": ("Task", "task"),
+    "steering": ("CancelAnswer", "cancel", "cancel_many", "run_again"),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOME.get(name, 'exceptions')}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,107 @@
+"""What a running body knows about its run: the context of ``bind=True``, and run id and task in its log records."""
+
+import json
+import logging
+from collections.abc import Callable, MutableMapping
+from contextvars import ContextVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+from uuid import UUID, uuid5
+
+from .arguments import is_storable
+from .exceptions import InvalidOption
+
+NAMESPACE = UUID("a4d2f729-afff-4982-ad79-4b8752f657ea")
+MAX_AMOUNT = 2**63
+
+# Set around each body by its executor.
+current_run_id: ContextVar[int | None] = ContextVar("django_dispatch_run_id", default=None)
+current_task: ContextVar[str | None] = ContextVar("django_dispatch_task", default=None)
+
+if TYPE_CHECKING:
+    _Adapter = logging.LoggerAdapter[logging.Logger]
+else:
+    _Adapter = logging.LoggerAdapter
+
+
+class TaskContext:
+    """The first argument of a task with ``bind=True``.
+
+    ``attempt`` counts the starts of this run's body from 1. ``run_id`` with ``epoch`` is a key that no other start of
+    any body has. When the task is called as a plain function the context is detached: ``run_id`` is None, nobody
+    cancels, and progress goes nowhere.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_id: int | None,
+        epoch: int,
+        attempt: int,
+        worker_id: str,
+        report: Callable[[str], None] | None,
+        is_stopping: Callable[[], bool] | None,
+    ) -> None:
+        self.run_id = run_id
+        self.epoch = epoch
+        self.attempt = attempt
+        self.worker_id = worker_id
+        self._report = report
+        self._is_stopping = is_stopping
+
+    @classmethod
+    def detached(cls) -> "TaskContext":
+        """Return the context of a plain call."""
+        return cls(run_id=None, epoch=0, attempt=1, worker_id="", report=None, is_stopping=None)
+
+    @cached_property
+    def uuid(self) -> UUID | None:
+        """The run id as a UUID, the same for every attempt; None when detached."""
+        return None if self.run_id is None else uuid5(NAMESPACE, str(self.run_id))
+
+    @cached_property
+    def log(self) -> "_Adapter":
+        """The logger ``django_dispatch.task``, whose records carry ``run_id`` and ``task``."""
+        return _RunLog(logging.getLogger("django_dispatch.task"), {"run_id": self.run_id, "task": current_task.get()})
+
+    @property
+    def cancel_requested(self) -> bool:
+        """Whether this run is asked to stop. An async body, or one with many small steps, may look and return."""
+        return self._is_stopping is not None and self._is_stopping()
+
+    def progress(self, done: float, total: float | None = None, message: str = "") -> None:
+        """Say how far the body is: ``done`` of ``total``, in any unit. Does not block; the newest report counts.
+
+        Raises InvalidOption for a number that is negative or not finite, or a text that PostgreSQL cannot store.
+        """
+        for name, number in (("done", done), ("total", total)):
+            if number is not None and not _is_amount(number):
+                raise InvalidOption(f"progress: {name} must be a number from 0 up, not {number!r}.")
+        if not isinstance(message, str) or not is_storable(message):
+            raise InvalidOption(f"progress: message must be a str without NUL and lone surrogates, not {message!r}.")
+        if self._report is not None:
+            report = {"done": done, "total": total, "message": message}
+            self._report(json.dumps(report, ensure_ascii=False, separators=(",", ":")))
+
+
+class RunContextFilter(logging.Filter):
+    """Put ``run_id`` and ``task`` on every record, None outside a run, so that a format may name them."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not hasattr(record, "run_id"):
+            record.run_id = current_run_id.get()
+        if not hasattr(record, "task"):
+            record.task = current_task.get()
+        return True
+
+
+class _RunLog(_Adapter):
+    # Before Python 3.13 the base class drops the caller's own ``extra``.
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        kwargs["extra"] = {**(kwargs.get("extra") or {}), **(self.extra or {})}
+        return msg, kwargs
+
+
+def _is_amount(number: object) -> bool:
+    # The range also keeps out what is not finite.
+    return isinstance(number, int | float) and not isinstance(number, bool) and 0 <= number < MAX_AMOUNT

@@ -1,0 +1,184 @@
+"""Record runs in the caller's transaction, and wake dispatchers once it has committed; in the caller's process."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
+
+from django.conf import settings
+from django.utils import timezone
+
+from . import conf
+from .arguments import is_storable
+from .exceptions import InvalidOption
+from .store import postgres_enqueue as store
+from .store.base import NewRun
+from .wakeups.base import Wakeup
+from .wakeups.sending import wake_after_commit
+
+if TYPE_CHECKING:
+    from .models import Run
+
+MAX_QUEUE_LENGTH = 100
+MAX_ATTEMPTS = 32_767
+MAX_DURATION = timedelta(days=36_525)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The arguments of one call in ``delay_many``."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+class EnqueueOptions(TypedDict, total=False):
+    """The options of ``apply_async`` and ``delay_many``; what is left out, or None, is as the task says.
+
+    ``countdown`` and ``timeout`` are timedeltas or seconds; the countdown runs by the database's clock. ``eta`` and
+    ``run_after`` are one thing. At most one of the three times may be given; one that has passed means now. A naive
+    time is taken to be in the current time zone.
+    """
+
+    queue: str | None
+    priority: int | None
+    countdown: timedelta | float | None
+    eta: datetime | None
+    run_after: datetime | None
+    timeout: timedelta | float | None
+    max_attempts: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What one enqueue decides for itself, checked; None means: as the task says."""
+
+    queue: str | None = None
+    priority: int | None = None
+    run_after: datetime | None = None
+    delay_seconds: float | None = None
+    timeout_seconds: float | None = None
+    max_attempts: int | None = None
+
+
+def check_options(
+    *,
+    queue: str | None = None,
+    priority: int | None = None,
+    countdown: timedelta | float | None = None,
+    eta: datetime | None = None,
+    run_after: datetime | None = None,
+    timeout: timedelta | float | None = None,
+    max_attempts: int | None = None,
+) -> Options:
+    """Check the options of ``apply_async``. Raises InvalidOption."""
+    if sum(moment is not None for moment in (countdown, eta, run_after)) > 1:
+        raise InvalidOption("countdown, eta and run_after say the same thing: give one of them at most.")
+    moment = eta if eta is not None else run_after
+    return Options(
+        queue=None if queue is None else check_queue(queue),
+        priority=None if priority is None else check_priority(priority),
+        run_after=None if moment is None else _check_moment(moment),
+        delay_seconds=None if countdown is None else _check_duration("countdown", countdown).total_seconds(),
+        timeout_seconds=None if timeout is None else check_timeout(timeout).total_seconds(),
+        max_attempts=None if max_attempts is None else check_max_attempts(max_attempts),
+    )
+
+
+def check_queue(value: object) -> str:
+    """Return the name of a queue. Raises InvalidOption if it cannot be one."""
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_QUEUE_LENGTH or not is_storable(value):
+        raise InvalidOption(f"queue must be a name of 1 to {MAX_QUEUE_LENGTH} characters, not {value!r}.")
+    return value
+
+
+def check_priority(value: object) -> int:
+    """Return a priority. Raises InvalidOption if it is out of range."""
+    if not _is_whole(value) or not -100 <= value <= 100:
+        raise InvalidOption(f"priority must be a whole number from -100 to 100, not {value!r}.")
+    return value
+
+
+def check_timeout(value: object) -> timedelta:
+    """Return a timeout, given as timedelta or seconds. Raises InvalidOption if it is not positive."""
+    timeout = _check_duration("timeout", value)
+    if not timeout:
+        raise InvalidOption("timeout must be more than 0; leave it out for none.")
+    return timeout
+
+
+def check_max_attempts(value: object) -> int:
+    """Return how often a run may be attempted. Raises InvalidOption if it is less than once."""
+    if not _is_whole(value) or not 1 <= value <= MAX_ATTEMPTS:
+        raise InvalidOption(f"max_attempts must be a whole number from 1 to {MAX_ATTEMPTS}, not {value!r}.")
+    return value
+
+
+def enqueue(new: NewRun) -> "Run":
+    """Record one run and return it. Never executes it.
+
+    One statement on ``DISPATCH["DATABASE"]``, in the caller's transaction if there is one; then the wakeup, after
+    the commit.
+    """
+    using = conf.current().database
+    recorded = store.enqueue(using, new)
+    if recorded.status == "READY":
+        wake_after_commit(using, Wakeup("ready", new.queue))
+    return _run(using, new, recorded)
+
+
+def enqueue_many(news: Iterable[NewRun]) -> "list[Run]":
+    """Record many runs, all or none, and return them in the order given; one wakeup a queue."""
+    using = conf.current().database
+    news = list(news)
+    runs = [_run(using, *both) for both in zip(news, store.enqueue_many(using, news), strict=True)]
+    for queue in dict.fromkeys(run.queue for run in runs if run.status == "READY"):
+        wake_after_commit(using, Wakeup("ready", queue))
+    return runs
+
+
+def _run(using: str, new: NewRun, recorded: store.Recorded) -> "Run":
+    """The row that was written, as its model, without asking for it again: nothing deferred, no expression left."""
+    from .models import Run, Source
+
+    run = Run(
+        **recorded._asdict(),
+        task=new.task,
+        queue=new.queue,
+        priority=new.priority,
+        args=json.loads(new.args),
+        kwargs=json.loads(new.kwargs),
+        epoch=0,
+        attempt=0,
+        failures=0,
+        interruptions=0,
+        max_attempts=new.max_attempts,
+        timeout=None if new.timeout_seconds is None else timedelta(seconds=new.timeout_seconds),
+        on_lost=new.on_lost,
+        source=Source.APP.value,
+        meta=json.loads(new.meta),
+    )
+    run._state.adding = False
+    run._state.db = using
+    return run
+
+
+def _check_moment(value: object) -> datetime:
+    """An aware time if USE_TZ is on; a naive one is then taken to be in the current time zone, as forms do."""
+    if not isinstance(value, datetime):
+        raise InvalidOption(f"eta and run_after must be a datetime, not {value!r}.")
+    return timezone.make_aware(value) if settings.USE_TZ and timezone.is_naive(value) else value
+
+
+def _check_duration(name: str, value: object) -> timedelta:
+    duration = value
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_DURATION.total_seconds():
+        duration = timedelta(seconds=value)
+    if not isinstance(duration, timedelta) or not timedelta(0) <= duration <= MAX_DURATION:
+        raise InvalidOption(f"{name} must be a timedelta or a number of seconds from 0 to 100 years, not {value!r}.")
+    return duration
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)

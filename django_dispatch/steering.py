@@ -1,0 +1,63 @@
+"""Change what becomes of a run: cancel it, or run it again; from the admin, a view or the shell.
+
+Each is one statement on ``DISPATCH["DATABASE"]``, in the caller's transaction if there is one.
+"""
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from . import conf
+from .exceptions import InvalidOption
+from .store import postgres_enqueue as store
+from .wakeups.base import Wakeup
+from .wakeups.sending import wake_after_commit
+
+if TYPE_CHECKING:
+    from .models import Run
+
+
+class CancelAnswer(StrEnum):
+    """What a cancel did. A run that is REQUESTED stays RUNNING until its body has ended."""
+
+    CANCELLED = "cancelled"
+    REQUESTED = "requested"
+    ALREADY_FINAL = "already final"
+    UNKNOWN = "unknown"
+
+
+def cancel(run: "Run | int") -> CancelAnswer:
+    """Cancel a run, given as such or by its id. The object given is left as it is.
+
+    A run that has not started is CANCELLED at once; a body that runs is asked to stop, after the commit; a run that
+    has ended stays as it is.
+    """
+    return cancel_many([run])[_id_of(run)]
+
+
+def cancel_many(runs: "Iterable[Run | int]") -> dict[int, CancelAnswer]:
+    """Cancel many runs in one statement, and return each id's answer. See cancel()."""
+    using = conf.current().database
+    answers = dict.fromkeys(map(_id_of, runs), CancelAnswer.UNKNOWN)
+    found = store.cancel(using, answers.keys())
+    answers |= {run.id: CancelAnswer(run.answer) for run in found}
+    for lease_id in dict.fromkeys(run.lease_id for run in found if run.lease_id is not None):
+        wake_after_commit(using, Wakeup("cancel", str(lease_id)))
+    return answers
+
+
+def run_again(run: "Run | int") -> "Run":
+    """Enqueue a copy of a run that has ended, and return it; the old one stays, ``meta["rerun_of"]`` names it.
+
+    Raises InvalidOption if the run has not ended or does not exist.
+    """
+    using = conf.current().database
+    new = store.rerun(using, _id_of(run))
+    if new is None:
+        raise InvalidOption(f"Run {_id_of(run)} cannot be run again: it has not ended, or does not exist.")
+    wake_after_commit(using, Wakeup("ready", new.queue))
+    return new
+
+
+def _id_of(run: "Run | int") -> int:
+    return run if isinstance(run, int) else run.id

@@ -1,0 +1,166 @@
+"""The SQL by which callers write runs: enqueue, cancel, rerun; in the caller's process, connection and transaction.
+
+Timestamps are ``clock_timestamp()``: ``now()`` is when the caller's transaction began, which may be long ago.
+"""
+
+import json
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Literal, NamedTuple
+from uuid import UUID
+
+from django.db import connections, transaction
+
+from .base import NewRun
+
+if TYPE_CHECKING:
+    from django_dispatch.models import Run
+
+CHUNK_RUNS = 1000
+# A jsonb document holds at most 256 MB; long before that, a statement this large is no faster than two.
+CHUNK_CHARACTERS = 8_000_000
+
+ENQUEUE = """
+INSERT INTO django_dispatch_run (task, queue, priority, args, kwargs, max_attempts, timeout, on_lost, meta, source)
+VALUES (%s, %s, %s, %s::jsonb, %s::jsonb, %s, make_interval(secs => %s), %s, %s::jsonb, 'app')
+RETURNING id, enqueued_at, status, run_after
+"""
+
+# The clock is read once, so that status and run_after agree, and every run of a chunk is due at the same moment.
+# The runs are sorted before the ids are drawn: ids, and therefore starts, come in the order of the document.
+ENQUEUE_MANY = """
+WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS now),
+new AS (
+  SELECT r.*, CASE WHEN d.due > clock.now THEN d.due END AS later
+  FROM clock, ROWS FROM (jsonb_to_recordset(%s::jsonb) AS (
+    task text, queue text, priority smallint, args jsonb, kwargs jsonb, run_after timestamptz,
+    delay_seconds double precision, max_attempts smallint, timeout_seconds double precision, on_lost text, meta jsonb
+  )) WITH ORDINALITY AS r (
+    task, queue, priority, args, kwargs, run_after, delay_seconds, max_attempts, timeout_seconds, on_lost, meta, place
+  ), LATERAL (SELECT COALESCE(r.run_after, clock.now + make_interval(secs => r.delay_seconds)) AS due) d
+)
+INSERT INTO django_dispatch_run (
+  task, queue, priority, args, kwargs, max_attempts, timeout, on_lost, meta, source, status, run_after)
+SELECT task, queue, priority, args, kwargs, max_attempts, make_interval(secs => timeout_seconds), on_lost, meta, 'app',
+  CASE WHEN later IS NULL THEN 'READY' ELSE 'SCHEDULED' END, later
+FROM new ORDER BY place
+RETURNING id, enqueued_at, status, run_after
+"""
+
+# Locked first, by id: a claim or finish that is under way is waited for and its result seen, and two cancels of the
+# same runs cannot deadlock. A run that waits ends here; one that runs is only marked, its body has yet to end.
+CANCEL = """
+WITH target AS MATERIALIZED (
+  SELECT id, status, lease_id FROM django_dispatch_run
+  WHERE id = ANY(%s::bigint[]) ORDER BY id FOR NO KEY UPDATE
+), cancelled AS (
+  UPDATE django_dispatch_run r
+  SET status = 'CANCELLED', finished_at = clock_timestamp(), run_after = NULL, unique_key = NULL
+  FROM target t WHERE r.id = t.id AND t.status IN ('SCHEDULED', 'READY', 'BLOCKED')
+  RETURNING r.id
+), requested AS (
+  UPDATE django_dispatch_run r
+  SET cancel_requested_at = COALESCE(r.cancel_requested_at, clock_timestamp())
+  FROM target t WHERE r.id = t.id AND t.status = 'RUNNING'
+  RETURNING r.id, r.lease_id
+)
+SELECT id, 'cancelled', NULL::uuid FROM cancelled
+UNION ALL SELECT id, 'requested', lease_id FROM requested
+UNION ALL SELECT id, 'already final', NULL FROM target WHERE status IN ('SUCCESSFUL', 'FAILED', 'CANCELLED')
+"""
+
+RERUN = """
+INSERT INTO django_dispatch_run (
+  task, queue, priority, args, kwargs, max_attempts, timeout, on_lost, meta, source)
+SELECT task, queue, priority, args, kwargs, max_attempts, timeout, on_lost, jsonb_build_object('rerun_of', id), 'app'
+FROM django_dispatch_run WHERE id = %s AND status IN ('SUCCESSFUL', 'FAILED', 'CANCELLED')
+RETURNING *
+"""
+
+
+class Recorded(NamedTuple):
+    """What the database decided about a new run."""
+
+    id: int
+    enqueued_at: datetime
+    status: str
+    run_after: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class CancelledRun:
+    """What a cancel did to one run; ``lease_id`` is set if it runs and was asked to stop."""
+
+    id: int
+    answer: Literal["cancelled", "requested", "already final"]
+    lease_id: UUID | None
+
+
+def enqueue(using: str, new: NewRun) -> Recorded:
+    """Insert one run: READY, or SCHEDULED if it is due later."""
+    if new.run_after is not None or new.delay_seconds is not None:
+        return _insert_chunk(using, _document(new))[0]
+    who = new.task, new.queue, new.priority, new.args, new.kwargs
+    how = new.max_attempts, new.timeout_seconds, new.on_lost, new.meta
+    with connections[using].cursor() as cursor:
+        cursor.execute(ENQUEUE, [*who, *how])
+        return Recorded(*cursor.fetchone())
+
+
+def enqueue_many(using: str, news: Iterable[NewRun]) -> list[Recorded]:
+    """Insert the runs, one statement a chunk, all or none; the answers and the ids are in the order of ``news``."""
+    chunks = list(_chunks(news))
+    with transaction.atomic(using=using) if len(chunks) > 1 else nullcontext():
+        return [recorded for chunk in chunks for recorded in _insert_chunk(using, chunk)]
+
+
+def cancel(using: str, ids: Collection[int]) -> list[CancelledRun]:
+    """End the waiting ones of these runs, ask the running ones to stop; runs that do not exist are left out."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(CANCEL, [list(ids)])
+        return [CancelledRun(*row) for row in cursor.fetchall()]
+
+
+def rerun(using: str, run_id: int) -> "Run | None":
+    """Insert a READY copy of a run that has ended; None if there is no such run or it has not ended."""
+    from django_dispatch.models import Run
+
+    return next(iter(Run.objects.using(using).raw(RERUN, [run_id])), None)
+
+
+def _insert_chunk(using: str, runs: str) -> list[Recorded]:
+    with connections[using].cursor() as cursor:
+        cursor.execute(ENQUEUE_MANY, [f"[{runs}]"])
+        # Sorted because no rule says in which order RETURNING speaks.
+        return sorted(Recorded(*row) for row in cursor.fetchall())
+
+
+def _chunks(news: Iterable[NewRun]) -> Iterator[str]:
+    chunk: list[str] = []
+    characters = 0
+    for new in news:
+        document = _document(new)
+        if chunk and (len(chunk) == CHUNK_RUNS or characters + len(document) > CHUNK_CHARACTERS):
+            yield ",".join(chunk)
+            chunk, characters = [], 0
+        chunk.append(document)
+        characters += len(document)
+    if chunk:
+        yield ",".join(chunk)
+
+
+def _document(new: NewRun) -> str:
+    """The run as a JSON object, with the texts that are JSON already put in as they are."""
+    options = {
+        "task": new.task,
+        "queue": new.queue,
+        "priority": new.priority,
+        "run_after": new.run_after and new.run_after.isoformat(),
+        "delay_seconds": new.delay_seconds,
+        "max_attempts": new.max_attempts,
+        "timeout_seconds": new.timeout_seconds,
+        "on_lost": new.on_lost,
+    }
+    return f'{json.dumps(options)[:-1]}, "args": {new.args}, "kwargs": {new.kwargs}, "meta": {new.meta}}}'

@@ -1,0 +1,32 @@
+"""What a wakeup says, on whatever channel it travels; pure, in every process.
+
+A wakeup is a hint and carries no work: who misses it finds the same in the table, one poll later.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+CHANNEL = "django_dispatch"
+
+WakeupKind = Literal["ready", "cancel", "test"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wakeup:
+    """``ready``: a queue may have READY runs; ``cancel``: a lease's runs were asked to stop; ``test``: an echo."""
+
+    kind: WakeupKind
+    value: str
+
+    def encode(self) -> str:
+        """Return the payload: ``ready:<queue>``, ``cancel:<lease id>`` or ``test:<any text>``."""
+        return f"{self.kind}:{self.value}"
+
+    @classmethod
+    def parse(cls, payload: str) -> "Wakeup | None":
+        """Read a payload; None if it is not one of ours, for anybody may notify on any channel."""
+        found, _, value = payload.partition(":")
+        for kind in get_args(WakeupKind):
+            if found == kind and value:
+                return cls(kind, value)
+        return None

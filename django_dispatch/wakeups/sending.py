@@ -1,0 +1,80 @@
+"""Send wakeups over PostgreSQL, after the commit, from whichever process enqueued or cancelled.
+
+A NOTIFY inside the caller's transaction would hold an instance-wide lock over its WAL flush. So it goes out after the
+commit, in a statement of its own, and thinned: what the bucket swallows is found when dispatchers look again.
+"""
+
+import logging
+import threading
+import time
+
+from django.db import connections, transaction
+
+from django_dispatch import conf
+
+from .base import CHANNEL, Wakeup
+
+BURST = 20
+PER_SECOND = 100.0
+# Queue names may be computed (one a customer, say); forgetting them all only means full buckets again.
+MAX_BUCKETS = 1000
+
+logger = logging.getLogger("django_dispatch.wakeups")
+
+
+class TokenBucket:
+    """Lets ``burst`` through at once and ``per_second`` in the long run. Any thread may take."""
+
+    def __init__(self, *, burst: float, per_second: float, now: float) -> None:
+        self._burst = burst
+        self._per_second = per_second
+        self._tokens = burst
+        self._filled_at = now
+        self._lock = threading.Lock()
+
+    def take(self, now: float) -> bool:
+        """Take a token and return whether there was one. ``now`` is in seconds, by any clock that does not go back."""
+        with self._lock:
+            elapsed_seconds = max(0.0, now - self._filled_at)
+            self._filled_at = max(now, self._filled_at)
+            self._tokens = min(self._burst, self._tokens + elapsed_seconds * self._per_second)
+            if self._tokens < 1:
+                return False
+            self._tokens -= 1
+            return True
+
+
+_buckets: dict[str, TokenBucket] = {}
+
+
+def wake_after_commit(using: str, wakeup: Wakeup) -> None:
+    """Send the wakeup when the caller's transaction on ``using`` has committed; at once if there is none.
+
+    A rolled-back transaction wakes nobody. A wakeup that cannot be sent is logged and never reaches the caller.
+    """
+    if not conf.current().wakeups:
+        return
+    connection = connections[using]
+    if not connection.in_atomic_block and not connection.get_autocommit():
+        return  # Whoever manages transactions by hand commits without telling us: the poll finds the runs.
+
+    def send() -> None:
+        if wakeup.kind == "ready" and not _has_token(wakeup.value):
+            return
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, wakeup.encode()])
+        except Exception:
+            logger.warning("Wakeup %s could not be sent; it is found by polling", wakeup.encode(), exc_info=True)
+
+    transaction.on_commit(send, using=using, robust=True)
+
+
+def _has_token(queue: str) -> bool:
+    now = time.monotonic()
+    bucket = _buckets.get(queue)
+    if bucket is None:
+        if len(_buckets) >= MAX_BUCKETS:
+            _buckets.clear()
+        bucket = _buckets.setdefault(queue, TokenBucket(burst=BURST, per_second=PER_SECOND, now=now))
+    return bucket.take(now)

@@ -1,0 +1,107 @@
+"""What a body is told about its run."""
+
+import json
+import logging
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from django_dispatch import InvalidOption, RunContextFilter, TaskContext
+from django_dispatch.context import current_run_id, current_task
+
+
+def a_context(**given: Any) -> TaskContext:
+    facts: dict[str, Any] = {
+        "run_id": 7,
+        "epoch": 2,
+        "attempt": 1,
+        "worker_id": "w",
+        "report": None,
+        "is_stopping": None,
+    }
+    return TaskContext(**(facts | given))
+
+
+def a_record(**extra: Any) -> logging.LogRecord:
+    return logging.getLogger("elsewhere").makeRecord("elsewhere", 20, "f", 1, "text", (), None, extra=extra)
+
+
+def test_the_uuid_is_the_same_for_every_attempt_of_a_run_and_no_other() -> None:
+    assert isinstance(a_context().uuid, UUID)
+    assert a_context(attempt=2, epoch=5).uuid == a_context().uuid != a_context(run_id=8).uuid
+
+
+def test_a_detached_context_has_no_run_and_goes_nowhere() -> None:
+    context = TaskContext.detached()
+    assert (context.run_id, context.uuid, context.attempt, context.cancel_requested) == (None, None, 1, False)
+    context.progress(1, 2)
+
+
+def test_a_cancel_is_seen_when_it_comes() -> None:
+    stopping: list[bool] = []
+    context = a_context(is_stopping=lambda: bool(stopping))
+    assert not context.cancel_requested
+    stopping.append(True)
+    assert context.cancel_requested
+
+
+def test_progress_is_reported_as_compact_json() -> None:
+    reports: list[str] = []
+    context = a_context(report=reports.append)
+    context.progress(1, 4, "größer")
+    context.progress(2.5)
+    assert reports[0] == '{"done":1,"total":4,"message":"größer"}'
+    assert json.loads(reports[1]) == {"done": 2.5, "total": None, "message": ""}
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        (-1,),
+        ("1",),
+        (True,),
+        (float("nan"),),
+        (1, float("inf")),
+        (1, -1),
+        (10**400,),
+        (1, 2, "a\0"),
+        (1, 2, "\ud800"),
+        (1, 2, 3),
+    ],
+)
+@pytest.mark.parametrize("context", [a_context(report=lambda text: None), TaskContext.detached()])
+def test_progress_that_cannot_be_stored_is_refused(context: TaskContext, report: Any) -> None:
+    with pytest.raises(InvalidOption, match="progress"):
+        context.progress(*report)
+
+
+def test_the_log_of_a_context_carries_the_run_and_the_task(caplog: pytest.LogCaptureFixture) -> None:
+    token = current_task.set("shop.tasks.add")
+    try:
+        with caplog.at_level(logging.INFO, "django_dispatch.task"):
+            a_context().log.info("hello", extra={"order": 5})
+    finally:
+        current_task.reset(token)
+    (record,) = caplog.records
+    assert (record.name, vars(record)["run_id"], vars(record)["task"], vars(record)["order"]) == (
+        *("django_dispatch.task", 7, "shop.tasks.add", 5),
+    )
+
+
+def test_the_filter_puts_the_current_run_on_every_record() -> None:
+    tokens = current_run_id.set(9), current_task.set("shop.tasks.add")
+    try:
+        record = a_record()
+        assert RunContextFilter().filter(record)
+    finally:
+        current_run_id.reset(tokens[0])
+        current_task.reset(tokens[1])
+    assert (vars(record)["run_id"], vars(record)["task"]) == (9, "shop.tasks.add")
+
+
+def test_the_filter_names_no_run_outside_one_and_keeps_what_the_record_says() -> None:
+    outside, told = a_record(), a_record(run_id=3, task="t")
+    assert RunContextFilter().filter(outside) and RunContextFilter().filter(told)
+    assert (vars(outside)["run_id"], vars(outside)["task"]) == (None, None)
+    assert (vars(told)["run_id"], vars(told)["task"]) == (3, "t")

@@ -1,0 +1,81 @@
+"""Uses that a type checker must accept."""
+
+from datetime import datetime, timedelta
+from typing import assert_type
+
+from django_dispatch import Call, CancelAnswer, Task, TaskContext, cancel, cancel_many, run_again, task
+from django_dispatch.models import Run
+
+
+@task
+def add(a: int, b: int = 0, *, label: str = "") -> int:
+    return a + b
+
+
+@task()
+def empty() -> None: ...
+
+
+@task(queue="mail", priority=10, timeout=timedelta(minutes=5), max_attempts=3, on_lost="fail")
+def send(address: str) -> bool:
+    return bool(address)
+
+
+def queue_of(order: int) -> str:
+    return f"shop-{order % 4}"
+
+
+@task(queue=queue_of, timeout=2.5)
+def ship(order: int) -> None: ...
+
+
+@task(bind=True)
+def count(context: TaskContext, upto: int) -> str:
+    context.progress(1, upto, "half way")
+    context.log.info("attempt %s of %s", context.attempt, context.uuid)
+    return context.worker_id
+
+
+@task
+async def fetch(url: str) -> bytes:
+    return url.encode()
+
+
+# mypy does not look at what a class decorator returns; called as functions, the decorators are typed.
+class Report:
+    def run(self, month: int) -> list[int]:
+        return [month]
+
+
+class BoundReport:
+    def run(self, context: TaskContext, month: int) -> int:
+        return month
+
+
+report = task(Report)
+bound_report = task(bind=True, queue="reports")(BoundReport)
+
+
+async def use() -> None:
+    assert_type(add(1, b=2), int)
+    assert_type(send("a"), bool)
+    assert_type(count(3), str)
+    assert_type(report(1), list[int])
+    assert_type(bound_report(month=1), int)
+    assert_type(await fetch("u"), bytes)
+    assert_type(add.delay(1, 2, label="x"), Run)
+    assert_type(await add.adelay(1), Run)
+    assert_type(add.apply_async((1,), {"label": "x"}, countdown=5, max_attempts=2), Run)
+    assert_type(await add.aapply_async([1], run_after=datetime(2040, 1, 1)), Run)
+    assert_type(add.delay_many([(1,), Call((2,), {"label": "x"})], queue="bulk"), list[Run])
+    assert_type(await add.adelay_many([(1,)], timeout=timedelta(seconds=1)), list[Run])
+    empty.delay()
+    ship.delay(5)
+    count.delay(upto=3)
+    report.delay(1)
+    bound_report.delay(1)
+    run = run_again(7)
+    assert_type(cancel(run), CancelAnswer)
+    assert_type(cancel_many([run, 7]), dict[int, CancelAnswer])
+    general: Task[[str], object] = send
+    general.delay("a")
