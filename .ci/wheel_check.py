@@ -39,13 +39,13 @@ print("run", run.pk, "is", run.status)
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder, postgres.TemporaryServer() as server:
         work = Path(folder)
-        say("build the wheel")
-        run(sys.executable, "-m", "build", "--wheel", "--outdir", work / "dist", ROOT, cwd=work)
+        say("build the source archive, and from it the wheel")
+        run(sys.executable, "-m", "build", "--outdir", work / "dist", ROOT, cwd=work, quiet=True)
         (wheel,) = (work / "dist").glob("*.whl")
         say(f"install {wheel.name} into an empty environment")
         venv.create(work / "venv", with_pip=True)
         python = work / "venv" / "bin" / "python"
-        run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"{wheel}[binary]", cwd=work)
+        run(python, "-m", "pip", "install", "-qq", "--disable-pip-version-check", f"{wheel}[binary]", cwd=work)
         say("start a project")
         run(python, "-m", "django", "startproject", "mysite", cwd=work)
         site = work / "mysite"
@@ -66,10 +66,13 @@ def say(text: str) -> None:
     print(f"-- {text}", flush=True)
 
 
-def run(*command: str | Path, cwd: Path) -> None:
+def run(*command: str | Path, cwd: Path, quiet: bool = False) -> None:
     """Run a command to its successful end, where nothing of the checkout can be imported by chance."""
     env = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "DJANGO", "VIRTUAL_ENV"))}
-    subprocess.run(command, cwd=cwd, env=env, check=True, timeout=300)
+    output = subprocess.PIPE if quiet else None
+    process = subprocess.run(command, cwd=cwd, env=env, stdout=output, stderr=output, text=True, check=False)
+    if process.returncode:
+        sys.exit(f"{process.stdout or ''}{process.stderr or ''}{command} ended with exit code {process.returncode}")
 
 
 if __name__ == "__main__":
