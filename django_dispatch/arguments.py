@@ -60,6 +60,8 @@ def encode(task: str, signature: Signature, args: Sequence[Any], kwargs: Mapping
     language. Raises InvalidArguments, which names the task and the argument, if they do not fit the signature or
     would not come back from the database as they were.
     """
+    if not isinstance(args, list | tuple) or not isinstance(kwargs, Mapping):
+        raise InvalidArguments(f"Task {task!r}: args must be a list or tuple and kwargs a dict, even for one argument.")
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
@@ -77,7 +79,7 @@ def encode(task: str, signature: Signature, args: Sequence[Any], kwargs: Mapping
             _check(value, 1)
         except _Refused as refused:
             raise _invalid(task, refused, name) from None
-    return _encoder.encode(list(args)) if args else "[]", _encoder.encode(kwargs) if kwargs else "{}"
+    return _encoder.encode(list(args)) if args else "[]", _encoder.encode(dict(kwargs)) if kwargs else "{}"
 
 
 def is_storable(text: str) -> bool:

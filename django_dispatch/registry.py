@@ -63,7 +63,7 @@ logger = logging.getLogger("django_dispatch.registry")
 _tasks: dict[str, "Task[..., Any]"] = {}
 _discovered: set[str] = set()
 _broken: dict[str, str] = {}
-_discovering = threading.Lock()
+_discovering = threading.RLock()
 
 
 class Task(Generic[P, R_co]):
@@ -255,7 +255,7 @@ def task(function: Any = None, /, **options: Any) -> Any:
     ``queue`` is a name, or a function of the call's arguments that returns one; ``priority`` goes from -100 to 100,
     higher first; ``timeout`` is a timedelta or seconds; ``max_attempts`` counts the first attempt too; ``bind`` puts
     a TaskContext before the arguments; ``on_lost="fail"`` never repeats a body whose end nobody saw. Raises
-    InvalidTask.
+    InvalidTask. Type checkers that ignore what a class decorator returns, as mypy does, want ``report = task(Report)``.
     """
     if function is None:
         return lambda decorated: _register(Task(decorated, **options))

@@ -6,6 +6,7 @@ import inspect
 import json
 import uuid
 from decimal import Decimal
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -125,6 +126,20 @@ def test_the_way_out_for_texts_that_are_more_than_str_leads_out(value: str) -> N
 )
 def test_values_that_json_or_postgresql_would_change_are_refused(value: Any, reason: str) -> None:
     assert reason in refusal(value)
+
+
+def test_names_of_extra_keyword_arguments_are_checked_too() -> None:
+    assert "NUL" in refusal(1, **{"a\0": 1})
+
+
+@pytest.mark.parametrize(("args", "kwargs"), [("ab", {}), (5, {}), ({1: 2}, {}), ([1], [2]), ([1], "ab")])
+def test_arguments_that_are_no_list_and_dict_are_refused(args: Any, kwargs: Any) -> None:
+    with pytest.raises(InvalidArguments, match="args must be a list or tuple and kwargs a dict"):
+        encode("shop.tasks.pay", SIGNATURE, args, kwargs)
+
+
+def test_any_mapping_can_hold_keyword_arguments() -> None:
+    assert encode("t", SIGNATURE, [1], MappingProxyType({"size": 2})) == ("[1]", '{"size":2}')
 
 
 def test_a_structure_that_contains_itself_is_refused_in_a_short_sentence() -> None:

@@ -28,6 +28,7 @@ from django_dispatch import (
     task,
 )
 from django_dispatch.conf import current
+from django_dispatch.enqueue import enqueue
 from django_dispatch.models import Run
 from django_dispatch.store import postgres_enqueue
 from django_dispatch.store.base import NewRun
@@ -116,6 +117,10 @@ class TestDelay:
     def test_what_the_task_says_at_the_start_of_a_run_is_not_frozen_into_the_row(self, db: None) -> None:
         run = send.delay("ada")
         assert (run.max_attempts, run.timeout) == (None, None)
+
+    def test_labels_are_written_and_returned(self, db: None) -> None:
+        run = enqueue(NewRun(task="t", meta='{"trace": "1-2"}'))
+        assert run.meta == Run.objects.get(pk=run.pk).meta == {"trace": "1-2"}
 
     def test_it_is_one_statement(self, db: None, django_assert_num_queries: Any) -> None:
         with django_assert_num_queries(1):
@@ -322,7 +327,8 @@ class TestApplyAsync:
 
 @pytest.mark.parametrize("moment", [datetime(2060, 1, 1, 12), datetime(2060, 1, 1, 11, tzinfo=UTC)])
 def test_without_time_zone_support_times_are_naive_in_the_zone_of_the_site(db: None, moment: datetime) -> None:
-    with override_settings(USE_TZ=False, TIME_ZONE="Europe/Berlin"):
+    # A zone that a middleware activated means nothing then.
+    with override_settings(USE_TZ=False, TIME_ZONE="Europe/Berlin"), timezone.override("Asia/Tokyo"):
         for run in (add.apply_async((1,), eta=moment), add.delay_many([(1,)], eta=moment)[0]):
             assert run.run_after == datetime(2060, 1, 1, 12)
             assert attributes(run) == attributes(Run.objects.get(pk=run.pk))

@@ -53,6 +53,13 @@ report = task(Report)
 bound_report = task(bind=True)(BoundReport)
 
 
+class Labelled:
+    queue = "of the class, not of the task"
+    path = "of the class"
+
+    def run(self) -> None: ...
+
+
 def plain(a: int = 0) -> None: ...
 
 
@@ -112,6 +119,11 @@ def test_a_task_looks_like_its_function() -> None:
     assert list(inspect.signature(who).parameters) == ["name"]
     assert list(inspect.signature(report).parameters) == ["month"]
     assert list(inspect.signature(bound_report).parameters) == ["month"]
+
+
+def test_attributes_of_a_class_are_not_taken_for_those_of_the_task() -> None:
+    labelled = task(queue="mail")(Labelled)
+    assert (labelled.queue, labelled.path) == ("mail", f"{__name__}.Labelled")
 
 
 def test_calling_a_task_runs_its_body_plainly() -> None:
@@ -233,7 +245,7 @@ def test_autodiscovery_imports_every_tasks_module_and_survives_broken_ones(
 ) -> None:
     write_app(apps_on_disk, "discovered_a", "import discovered_nothing\n")
     write_app(apps_on_disk, "discovered_b", "def broken(:\n")
-    write_app(apps_on_disk, "discovered_c", WORKING)
+    write_app(apps_on_disk, "discovered_c", WORKING + "from django_dispatch import registry\nregistry.autodiscover()\n")
     with (
         modify_settings(INSTALLED_APPS={"append": ["discovered_a", "discovered_b", "discovered_c"]}),
         caplog.at_level(logging.ERROR, "django_dispatch"),

@@ -1,11 +1,16 @@
 """The verbs of the store: every way in which a run or a lease may change, in any process.
 
-Each verb is one statement (or one per chunk), guarded, with the row count checked, by the database's clock. All are
-synchronous and may be called from any thread; enqueue, cancel and rerun join the caller's transaction on ``using``.
+Each verb is one statement (or one a chunk), guarded, with its row count checked, by the database's clock. All are
+synchronous. Enqueue, cancel and rerun join the caller's transaction; the dispatcher's verbs run on a connection of
+the dispatcher's own, in autocommit.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
+from uuid import UUID
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,3 +31,171 @@ class NewRun:
     timeout_seconds: float | None = None
     on_lost: str = "requeue"
     meta: str = "{}"
+
+
+@dataclass(frozen=True, slots=True)
+class NewLease:
+    """A lease to be acquired: the identity that one boot of a dispatcher made for itself, and what it serves."""
+
+    id: UUID
+    node: str
+    host: str
+    pid: int
+    process: Mapping[str, Any]
+    queues: Sequence[str]
+    slots: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedRun:
+    """A run as it was claimed. ``args`` and ``kwargs`` are the stored JSON texts, not decoded."""
+
+    id: int
+    epoch: int
+    task: str
+    queue: str
+    priority: int
+    attempt: int
+    failures: int
+    interruptions: int
+    max_attempts: int | None
+    timeout_seconds: float | None
+    on_lost: str
+    args: str
+    kwargs: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What becomes of a claimed run: the write that ends its claim.
+
+    ``result`` and ``error`` are JSON texts. ``delay_seconds`` goes with SCHEDULED. ``has_failed`` and
+    ``was_interrupted`` add to the run's counters; ``was_started`` False gives the attempt back.
+    """
+
+    run_id: int
+    epoch: int
+    status: str
+    result: str | None = None
+    error: str | None = None
+    delay_seconds: float | None = None
+    has_failed: bool = False
+    was_interrupted: bool = False
+    was_started: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What finish-and-claim brought: the runs claimed, best first, and the ids whose settlement was refused."""
+
+    claimed: Sequence[ClaimedRun]
+    refused: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaimed:
+    """A run taken back from a lost lease, and what it became."""
+
+    run_id: int
+    task: str
+    queue: str
+    status: str
+    lease_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """Another dispatcher's lease on the same host, with the identity of its processes."""
+
+    lease_id: UUID
+    node: str
+    process: Mapping[str, Any]
+
+
+class Store(ABC):
+    """The dispatcher's verbs. A call may raise ``django.db.Error``; repeating any of them is safe."""
+
+    # lease
+
+    @abstractmethod
+    def acquire(self, lease: NewLease, *, ttl_seconds: float) -> None:
+        """Record a lease that is live from now for ``ttl_seconds``."""
+
+    @abstractmethod
+    def renew(self, lease_id: UUID, *, ttl_seconds: float, is_draining: bool) -> bool:
+        """Extend a live lease. False: it expired or was reclaimed, and nothing claimed under it is ours any more."""
+
+    @abstractmethod
+    def surrender(self, lease_id: UUID) -> bool:
+        """Delete a lease that holds no run. False: it still holds some, or is gone already."""
+
+    # claim and finish
+
+    @abstractmethod
+    def exchange(
+        self,
+        lease_id: UUID,
+        settlements: Sequence[Settlement],
+        *,
+        queues: Sequence[str],
+        limit: int,
+        excluded_tasks: Sequence[str] = (),
+        at_most_once_tasks: Sequence[str] = (),
+    ) -> Exchange:
+        """Write settlements and claim up to ``limit`` READY runs, in one statement and one commit.
+
+        A settlement counts only where lease and epoch still match. Nothing is claimed unless the lease is live by
+        the database's clock at that moment. ``queues`` are served in the given order, each by priority, then id;
+        runs of ``excluded_tasks`` stay where they are. Raises DataError when a settlement cannot be stored: then
+        nothing was written.
+        """
+
+    @abstractmethod
+    def held(self, lease_id: UUID) -> Sequence[tuple[int, int]]:
+        """Return (run id, epoch) of every run that the lease holds."""
+
+    @abstractmethod
+    def cancellations(self, lease_id: UUID) -> Sequence[tuple[int, int]]:
+        """Return (run id, epoch) of the held runs that somebody wants cancelled."""
+
+    @abstractmethod
+    def report_progress(self, lease_id: UUID, progress: Mapping[tuple[int, int], str]) -> None:
+        """Store progress documents (JSON texts), keyed by (run id, epoch), of runs that the lease still holds."""
+
+    # housekeeping
+
+    @abstractmethod
+    def reclaim(
+        self, *, grace_seconds: float, max_interruptions: int, dead_leases: Sequence[UUID] = ()
+    ) -> Sequence[Reclaimed]:
+        """Take back the runs of leases expired for longer than ``grace_seconds``, of ``dead_leases``, and of no lease.
+
+        The leases are deleted in the same statement. A run goes to READY the first time, SCHEDULED with a growing
+        delay after that, FAILED when ``max_interruptions`` is reached or its task is at-most-once, and CANCELLED
+        when that was asked for. Skips what another dispatcher is reclaiming.
+        """
+
+    @abstractmethod
+    def promote(self, *, limit: int) -> tuple[Sequence[str], float | None]:
+        """Make due SCHEDULED runs READY. Returns their queues and the seconds until the next one is due, if any."""
+
+    @abstractmethod
+    def prune(self, *, status: str, age_seconds: float, limit: int) -> int:
+        """Delete up to ``limit`` runs of a final status that ended longer ago than ``age_seconds``; oldest first."""
+
+    @abstractmethod
+    def ready_queues(self) -> Sequence[str]:
+        """Return the names of the queues that have READY runs."""
+
+    @abstractmethod
+    def neighbours(self, *, host: str, besides: UUID | None) -> Sequence[Neighbour]:
+        """Return the leases of ``host``, but for our own."""
+
+    @abstractmethod
+    def notify(self, payloads: Sequence[str]) -> None:
+        """Send wakeups."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection."""

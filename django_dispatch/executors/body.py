@@ -1,0 +1,137 @@
+"""Around a body: find the task, decode the payload, turn whatever happens into an Outcome. In executors.
+
+Nothing here may raise: a run's outcome is recorded whatever its body did.
+"""
+
+import json
+import logging
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from .. import registry
+from ..context import TaskContext, current_run_id, current_task
+from ..exceptions import DispatchError
+from ..messages import Assignment, Outcome, Stop, Verdict, error_document, storable
+
+LONGEST_MESSAGE = 10_000  # characters kept of an error's text
+LONGEST_TRACEBACK = 50_000
+
+logger = logging.getLogger("django_dispatch.executor")
+
+VERDICT_OF_STOP = {Stop.CANCEL: Verdict.CANCELLED, Stop.TIMEOUT: Verdict.TIMED_OUT, Stop.SHUTDOWN: Verdict.INTERRUPTED}
+KIND_OF_VERDICT = {
+    Verdict.RAISED: "exception",
+    Verdict.CANCELLED: "cancelled",
+    Verdict.TIMED_OUT: "timeout",
+    Verdict.INTERRUPTED: "shutdown",
+    Verdict.UNSTORABLE: "result",
+    Verdict.UNKNOWN_TASK: "unknown_task",
+}
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One start of a run's body, from its assignment to its outcome."""
+
+    assignment: Assignment
+    executor: str
+    stop: Stop | None = None
+    started_at: float = field(default_factory=time.perf_counter)
+
+    @property
+    def token(self) -> tuple[int, int]:
+        return self.assignment.token
+
+    def body(self, report: Callable[[str], None], is_stopping: Callable[[], bool]) -> Callable[[], Any]:
+        """Return the body as a call without arguments; a coroutine function for async tasks.
+
+        Raises UnknownTask. ``report`` takes the JSON text of a progress; ``is_stopping`` says whether to stop.
+        """
+        assignment = self.assignment
+        task = registry.get(assignment.task)
+        args, kwargs = json.loads(assignment.args), json.loads(assignment.kwargs)
+        context = TaskContext(
+            run_id=assignment.run_id,
+            epoch=assignment.epoch,
+            attempt=assignment.attempt,
+            worker_id=self.executor,
+            task=assignment.task,
+            report=report,
+            is_stopping=is_stopping,
+        )
+        current_run_id.set(assignment.run_id)
+        current_task.set(assignment.task)
+        return lambda: task.invoke(context, args, kwargs)
+
+    def returned(self, value: Any) -> Outcome:
+        """Return the outcome of a body that returned."""
+        if value is None:
+            return self._outcome(Verdict.RETURNED, "")
+        try:
+            text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            message = f"The body returned a {type(value).__name__} that JSON cannot hold: {_text_of(error)}"
+            return self._failure(Verdict.UNSTORABLE, message)
+        return self._outcome(Verdict.RETURNED, storable(text))
+
+    def raised(self, error: BaseException) -> Outcome:
+        """Return the outcome of a body that raised; if it had been told to stop, that is what counts."""
+        verdict = VERDICT_OF_STOP[self.stop] if self.stop else Verdict.RAISED
+        if verdict is not Verdict.RAISED:
+            return self._failure(verdict, _text_of(error), exception_class=_path_of(error))
+        return self._failure(
+            verdict, _text_of(error), exception_class=_path_of(error), traceback=_traceback_of(error)
+        )
+
+    def unknown(self, error: DispatchError) -> Outcome:
+        """Return the outcome of a run whose task this code does not have."""
+        return self._failure(Verdict.UNKNOWN_TASK, str(error))
+
+    def _failure(self, verdict: Verdict, message: str, **more: str) -> Outcome:
+        kind = KIND_OF_VERDICT[verdict]
+        attempt = self.assignment.attempt
+        return self._outcome(verdict, error_document(kind, message, attempt=attempt, executor=self.executor, **more))
+
+    def _outcome(self, verdict: Verdict, text: str) -> Outcome:
+        run_id, epoch = self.token
+        return Outcome(run_id, epoch, verdict, time.perf_counter() - self.started_at, text)
+
+
+def _path_of(error: BaseException) -> str:
+    cls = type(error)
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _text_of(error: BaseException) -> str:
+    """The exception's text, or what can be said when it cannot be printed."""
+    try:
+        text = str(error)
+    except Exception as problem:
+        text = f"(its text cannot be printed: {type(problem).__name__})"
+    return _shortened(text, LONGEST_MESSAGE)
+
+
+def _traceback_of(error: BaseException) -> str:
+    try:
+        text = "".join(traceback.format_exception(type(error), error, _frames_of_the_body(error.__traceback__)))
+    except Exception as problem:
+        text = f"(the traceback cannot be printed: {type(problem).__name__})"
+    return _shortened(text, LONGEST_TRACEBACK)
+
+
+def _frames_of_the_body(frames: TracebackType | None) -> TracebackType | None:
+    """Drop our own frames from the top of a traceback."""
+    while frames is not None and frames.tb_frame.f_globals.get("__package__", "").startswith("django_dispatch"):
+        frames = frames.tb_next
+    return frames
+
+
+def _shortened(text: str, longest: int) -> str:
+    if len(text) <= longest:
+        return text
+    half = longest // 2
+    return f"{text[:half]}\n… {len(text) - longest} characters left out …\n{text[-half:]}"

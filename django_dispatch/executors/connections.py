@@ -1,0 +1,99 @@
+"""The database connections of an executor: none inherited, none dead, none left inside a transaction. In executors."""
+
+import logging
+import select
+from typing import Any
+
+import psycopg
+from django.db import connections, reset_queries
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
+from psycopg.pq import TransactionStatus
+
+logger = logging.getLogger("django_dispatch.executor")
+
+
+def close_all() -> None:
+    """Close every connection and pool of this process: before a fork, none may be open."""
+    for connection in connections.all(initialized_only=True):
+        connection.close()
+        close_pool = getattr(connection, "close_pool", None)
+        if close_pool is not None:
+            close_pool()
+
+
+def watch_for_our_death(check_interval_seconds: float) -> None:
+    """Make PostgreSQL end a statement whose executor was killed: a dead body must not commit beside its successor."""
+    milliseconds = max(1, int(check_interval_seconds * 1000))
+
+    def set_up(connection: BaseDatabaseWrapper, **_: Any) -> None:
+        if connection.vendor != "postgresql":
+            return
+        try:
+            connection.connection.execute(
+                f"SELECT set_config('client_connection_check_interval', '{milliseconds}', false),"
+                " set_config('application_name', 'django_dispatch executor', false)"
+            )
+        except psycopg.Error as error:
+            logger.warning("client_connection_check_interval is not to be had on %s: %s", connection.alias, error)
+
+    connection_created.connect(set_up, weak=False, dispatch_uid="django_dispatch.executor")
+
+
+def freshen() -> None:
+    """Before a body: drop connections that died or grew too old while we waited."""
+    for connection in connections.all(initialized_only=True):
+        if connection.connection is not None:
+            if _is_broken(connection):
+                connection.close()
+            else:
+                connection.close_if_unusable_or_obsolete()
+
+
+def tidy() -> None:
+    """After a body: roll back what it left open, close what is too old, forget its query log."""
+    reset_queries()
+    for connection in connections.all(initialized_only=True):
+        if connection.connection is None:
+            continue
+        if _is_in_transaction(connection):
+            logger.warning("A body left a transaction open on %s; it is rolled back.", connection.alias)
+            _discard(connection)
+        else:
+            connection.close_if_unusable_or_obsolete()
+
+
+def discard_all() -> None:
+    """After a body that was stopped half-way: close everything, whatever state it is in."""
+    for connection in connections.all(initialized_only=True):
+        if connection.connection is not None:
+            _discard(connection)
+
+
+def _is_broken(connection: BaseDatabaseWrapper) -> bool:
+    """Whether an idle connection has something to say: that can only be its end."""
+    if connection.vendor != "postgresql":
+        return False
+    raw = connection.connection
+    if raw.closed:
+        return True
+    poll = select.poll()
+    poll.register(raw.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _is_in_transaction(connection: BaseDatabaseWrapper) -> bool:
+    if connection.in_atomic_block or not connection.get_autocommit():
+        return True
+    if connection.vendor != "postgresql" or connection.connection.closed:
+        return False
+    return bool(connection.connection.info.transaction_status != TransactionStatus.IDLE)
+
+
+def _discard(connection: BaseDatabaseWrapper) -> None:
+    """Close the connection and forget its wrapper, whose idea of a transaction may be anything."""
+    try:
+        connection.connection.close()
+    except Exception as error:
+        logger.warning("Closing a connection of %s failed: %s", connection.alias, error)
+    del connections[connection.alias]

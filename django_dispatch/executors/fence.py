@@ -1,0 +1,115 @@
+"""The board in shared memory: until when bodies may run, and which sync body is to stop. All dispatcher's processes.
+
+The LeaseKeeper writes the deadline, the zygote enforces it from outside, every executor looks at it before a body
+starts. Times are nanoseconds of CLOCK_BOOTTIME, which goes on while the machine is suspended, as the database does.
+"""
+
+import mmap
+import os
+import time
+from uuid import UUID
+
+from ..messages import Stop
+
+_CELL = 8  # bytes; one aligned store each, so a cell is never seen half-written
+_VERSION, _LEASE_HIGH, _LEASE_LOW, _DEADLINE = range(4)
+_RUN_ID, _EPOCH, _REASON, _HEARTBEAT = range(4)
+_CELLS_EACH = 8
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def now_ns() -> int:
+    """Nanoseconds since boot, suspended time included (where the platform has such a clock)."""
+    return time.clock_gettime_ns(_CLOCK)
+
+
+def _halves(lease_id: UUID) -> tuple[int, int]:
+    """Both halves of a lease id as signed 64-bit numbers."""
+    high, low = lease_id.int >> 64, lease_id.int & (2**64 - 1)
+    return high - 2**63, low - 2**63
+
+
+class Board:
+    """A page of shared integers: one fence, and a slot for each executor. Each cell has one writer and any readers."""
+
+    def __init__(self, descriptor: int, slots: int) -> None:
+        size = (slots + 1) * _CELLS_EACH * _CELL
+        self.descriptor = descriptor
+        self.slots = slots
+        if os.fstat(descriptor).st_size < size:
+            os.ftruncate(descriptor, size)
+        self._cells = memoryview(mmap.mmap(descriptor, size)).cast("q")
+
+    @classmethod
+    def create(cls, slots: int) -> "Board":
+        """Make a new board, on which nothing may run yet. Pass its descriptor on to share it."""
+        return cls(os.memfd_create("django_dispatch"), slots)
+
+    # the fence
+
+    def raise_fence(self, lease_id: UUID, deadline_ns: int) -> None:
+        """Let bodies of this lease run until the deadline."""
+        self._write_fence(_halves(lease_id), deadline_ns)
+
+    def drop_fence(self) -> None:
+        """Let nothing run any more."""
+        self._write_fence((0, 0), 0)
+
+    def allows(self, lease_id: UUID) -> bool:
+        """Return whether a body of this lease may start now."""
+        halves, deadline = self._read_fence()
+        return halves == _halves(lease_id) and now_ns() < deadline
+
+    def deadline_ns(self) -> int:
+        """Return when every body must be dead, whatever its lease."""
+        return self._cells[_DEADLINE]
+
+    def _write_fence(self, halves: tuple[int, int], deadline_ns: int) -> None:
+        cells = self._cells
+        version = cells[_VERSION]
+        cells[_VERSION] = version + 1  # odd: being written
+        cells[_LEASE_HIGH], cells[_LEASE_LOW] = halves
+        cells[_DEADLINE] = deadline_ns
+        cells[_VERSION] = version + 2
+
+    def _read_fence(self) -> tuple[tuple[int, int], int]:
+        cells = self._cells
+        while True:
+            version = cells[_VERSION]
+            fence = (cells[_LEASE_HIGH], cells[_LEASE_LOW]), cells[_DEADLINE]
+            if version % 2 == 0 and cells[_VERSION] == version:
+                return fence
+
+    # the slots
+
+    def clear_slot(self, slot: int) -> None:
+        """Make a slot fresh for a new executor."""
+        for cell in range(_CELLS_EACH):
+            self._cells[self._base(slot) + cell] = 0
+
+    def order_stop(self, slot: int, token: tuple[int, int], reason: Stop) -> None:
+        """Name the attempt, by run id and epoch, that the signal which follows is meant for."""
+        base = self._base(slot)
+        self._cells[base + _REASON] = 0
+        self._cells[base + _RUN_ID], self._cells[base + _EPOCH] = token
+        self._cells[base + _REASON] = reason
+
+    def stop_ordered(self, slot: int, token: tuple[int, int]) -> Stop | None:
+        """Return why this attempt is to stop, if it is."""
+        base = self._base(slot)
+        reason = self._cells[base + _REASON]
+        if reason and (self._cells[base + _RUN_ID], self._cells[base + _EPOCH]) == token:
+            return Stop(reason)
+        return None
+
+    def beat(self, slot: int) -> None:
+        """Say that this executor's event loop turns."""
+        self._cells[self._base(slot) + _HEARTBEAT] = now_ns()
+
+    def last_beat_ns(self, slot: int) -> int:
+        """Return when it last said so; 0: never."""
+        return self._cells[self._base(slot) + _HEARTBEAT]
+
+    @staticmethod
+    def _base(slot: int) -> int:
+        return (slot + 1) * _CELLS_EACH

@@ -1,0 +1,139 @@
+"""The dispatcher's verbs on PostgreSQL, on one session. In the dispatcher, on its store and keeper threads."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from uuid import UUID
+
+from . import statements
+from .base import ClaimedRun, Exchange, Neighbour, NewLease, Reclaimed, Settlement, Store
+from .session import Session
+
+
+class PostgresStore(Store):
+    """See Store. One instance is used by one thread."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def acquire(self, lease: NewLease, *, ttl_seconds: float) -> None:
+        self.session.execute(
+            statements.ACQUIRE,
+            {
+                "id": lease.id,
+                "node": lease.node,
+                "host": lease.host,
+                "pid": lease.pid,
+                "process": json.dumps(lease.process),
+                "queues": json.dumps(lease.queues),
+                "slots": lease.slots,
+                "version": lease.version,
+                "ttl": ttl_seconds,
+            },
+        )
+
+    def renew(self, lease_id: UUID, *, ttl_seconds: float, is_draining: bool) -> bool:
+        state = "DRAINING" if is_draining else "ACTIVE"
+        cursor = self.session.execute(statements.RENEW, {"id": lease_id, "ttl": ttl_seconds, "state": state})
+        return cursor.rowcount == 1
+
+    def surrender(self, lease_id: UUID) -> bool:
+        return self.session.execute(statements.SURRENDER, {"id": lease_id}).rowcount == 1
+
+    def exchange(
+        self,
+        lease_id: UUID,
+        settlements: Sequence[Settlement],
+        *,
+        queues: Sequence[str],
+        limit: int,
+        excluded_tasks: Sequence[str] = (),
+        at_most_once_tasks: Sequence[str] = (),
+    ) -> Exchange:
+        cursor = self.session.execute(
+            statements.EXCHANGE,
+            {
+                "lease": lease_id,
+                "settlements": _settlements_document(settlements),
+                "queues": list(queues),
+                "limit": limit,
+                "excluded": list(excluded_tasks),
+                "at_most_once": list(at_most_once_tasks),
+            },
+        )
+        claimed, refused = [], []
+        for row in cursor:
+            if row[1] is None:
+                refused.append(row[0])
+            else:
+                claimed.append(ClaimedRun(*row))
+        # RETURNING promises no order. The sort is stable by place of the queue, as the statement took them.
+        place = {queue: index for index, queue in enumerate(queues)}
+        claimed.sort(key=lambda run: (place[run.queue], -run.priority, run.id))
+        return Exchange(claimed, refused)
+
+    def held(self, lease_id: UUID) -> Sequence[tuple[int, int]]:
+        return [(row[0], row[1]) for row in self.session.execute(statements.HELD, {"lease": lease_id})]
+
+    def cancellations(self, lease_id: UUID) -> Sequence[tuple[int, int]]:
+        return [(row[0], row[1]) for row in self.session.execute(statements.CANCELLATIONS, {"lease": lease_id})]
+
+    def report_progress(self, lease_id: UUID, progress: Mapping[tuple[int, int], str]) -> None:
+        items = (
+            f'{{"id":{run_id},"epoch":{epoch},"progress":{text}}}' for (run_id, epoch), text in progress.items()
+        )
+        self.session.execute(statements.PROGRESS, {"lease": lease_id, "progress": f"[{','.join(items)}]"})
+
+    def reclaim(
+        self, *, grace_seconds: float, max_interruptions: int, dead_leases: Sequence[UUID] = ()
+    ) -> Sequence[Reclaimed]:
+        params = {"grace": grace_seconds, "max_interruptions": max_interruptions, "dead": list(dead_leases)}
+        of_leases = self.session.execute(statements.RECLAIM, params).fetchall()
+        orphans = self.session.execute(statements.RECLAIM_ORPHANS, params).fetchall()
+        return [Reclaimed(*row) for row in of_leases + orphans]
+
+    def promote(self, *, limit: int) -> tuple[Sequence[str], float | None]:
+        rows = self.session.execute(statements.PROMOTE, {"limit": limit}).fetchall()
+        return [row[0] for row in rows if row[0] is not None], next((row[1] for row in rows if row[0] is None), None)
+
+    def prune(self, *, status: str, age_seconds: float, limit: int) -> int:
+        params = {"status": status, "age": age_seconds, "limit": limit}
+        return self.session.execute(statements.PRUNE, params).rowcount
+
+    def ready_queues(self) -> Sequence[str]:
+        return [row[0] for row in self.session.execute(statements.READY_QUEUES)]
+
+    def neighbours(self, *, host: str, besides: UUID | None) -> Sequence[Neighbour]:
+        return [
+            Neighbour(*row) for row in self.session.execute(statements.NEIGHBOURS, {"host": host, "besides": besides})
+        ]
+
+    def notify(self, payloads: Sequence[str]) -> None:
+        self.session.execute(statements.NOTIFY, {"payloads": list(payloads)})
+
+    def close(self) -> None:
+        self.session.close()
+
+
+def _settlements_document(settlements: Sequence[Settlement]) -> str:
+    """One JSON document for all: PostgreSQL reads it 2 to 3 times faster than arrays. Payload texts pass as they are."""
+    return f"[{','.join(_settlement_items(settlements))}]"
+
+
+def _settlement_items(settlements: Sequence[Settlement]) -> Iterator[str]:
+    for s in settlements:
+        rest = ""
+        if s.error is not None:
+            rest = f',"error":{s.error}'
+        if s.delay_seconds is not None:
+            rest += f',"delay":{s.delay_seconds!r}'
+        yield (
+            f'{{"id":{s.run_id},"epoch":{s.epoch},"status":"{s.status}","result":{s.result or "null"},'
+            f'"failed":{s.has_failed:d},"interrupted":{s.was_interrupted:d},"started":{s.was_started:d}{rest}}}'
+        )
+
+
+def open_store(alias: str, role: str, *, statement_timeout_seconds: float) -> PostgresStore:
+    """Return a store on a session of its own; nothing is connected yet. ``role`` is seen in pg_stat_activity."""
+    return PostgresStore(Session(alias, role, statement_timeout_seconds=statement_timeout_seconds))
+
+

@@ -1,0 +1,182 @@
+"""The dispatcher's SQL: one named statement a verb, for PostgreSQL 14 and later.
+
+Three rules hold throughout. Rows are picked in a MATERIALIZED common table expression under ``FOR … SKIP LOCKED`` and
+updated by joining it: a sub-select with LIMIT under IN may be run more than once. Status words are literals, so that
+a partial index can be used by a prepared statement. Time is ``clock_timestamp()``: ``now()`` is when the transaction began.
+"""
+
+RUN = "django_dispatch_run"
+LEASE = "django_dispatch_lease"
+
+ACQUIRE = f"""
+INSERT INTO {LEASE} (id, node, host, pid, process, queues, slots, version, acquired_at, renewed_at, expires_at)
+SELECT %(id)s, %(node)s, %(host)s, %(pid)s, %(process)s, %(queues)s, %(slots)s, %(version)s, t, t,
+       t + %(ttl)s * interval '1 second'
+FROM clock_timestamp() AS t
+"""
+
+RENEW = f"""
+UPDATE {LEASE}
+SET expires_at = clock_timestamp() + %(ttl)s * interval '1 second', renewed_at = clock_timestamp(), state = %(state)s
+WHERE id = %(id)s AND expires_at > clock_timestamp()
+"""
+
+SURRENDER = f"""
+DELETE FROM {LEASE} WHERE id = %(id)s AND NOT EXISTS (SELECT FROM {RUN} WHERE lease_id = %(id)s)
+"""
+
+# An acknowledged cancel wins over another attempt; a body that ended with a verdict of its own wins over the cancel.
+_WORD = """CASE WHEN r.cancel_requested_at IS NOT NULL AND s.status IN ('READY', 'SCHEDULED')
+             THEN 'CANCELLED' ELSE s.status END"""
+
+# finish: the update by token. claim: lock and check our own lease, pick per queue, update. The lease row is locked
+# before any run (``live`` feeds both), as reclaim does, so that the two cannot deadlock; it is not locked at all when
+# there is nothing to claim, so that an idle poll writes nothing. The row of a refused settlement is its id and nulls.
+#
+# The inner LIMIT is a constant, for the planner; the outer one stops pulling, so no more rows are locked than asked.
+# IS NOT DISTINCT FROM cannot use the lease's index: under a long transaction elsewhere that index holds a dead entry
+# for every run of this boot, and the primary key does not.
+EXCHANGE = f"""
+WITH settled AS MATERIALIZED (
+  SELECT * FROM jsonb_to_recordset(%(settlements)s::jsonb) AS s(
+    id bigint, epoch int, status text, result jsonb, error jsonb, delay float8,
+    failed smallint, interrupted smallint, started smallint)
+), live AS MATERIALIZED (
+  SELECT id FROM {LEASE}
+  WHERE id = %(lease)s AND expires_at > clock_timestamp() AND %(limit)s > 0 AND EXISTS (
+    SELECT FROM unnest(%(queues)s::text[]) AS q(name)
+    CROSS JOIN LATERAL (
+      SELECT FROM {RUN} WHERE status = 'READY' AND queue = q.name ORDER BY priority DESC, id LIMIT 1) AS one)
+  FOR NO KEY UPDATE
+), finished AS (
+  UPDATE {RUN} AS r
+  SET status = {_WORD}, lease_id = NULL, result = s.result,
+      attempt = r.attempt - 1 + s.started,
+      failures = r.failures + s.failed,
+      interruptions = r.interruptions + s.interrupted,
+      errors = CASE WHEN s.error IS NULL THEN r.errors
+               ELSE r.errors || (s.error || jsonb_build_object('at', clock_timestamp())) END,
+      started_at = CASE WHEN s.started = 1 THEN r.started_at END,
+      run_after = CASE {_WORD} WHEN 'SCHEDULED' THEN clock_timestamp() + s.delay * interval '1 second' END,
+      unique_key = CASE WHEN {_WORD} IN ('READY', 'SCHEDULED') THEN r.unique_key END,
+      finished_at = CASE WHEN {_WORD} NOT IN ('READY', 'SCHEDULED') THEN clock_timestamp() END
+  FROM settled AS s, (SELECT count(*) FROM live) AS first
+  WHERE r.id = s.id AND r.epoch = s.epoch AND r.lease_id IS NOT DISTINCT FROM %(lease)s AND r.status = 'RUNNING'
+  RETURNING r.id
+), picked AS MATERIALIZED (
+  SELECT p.id FROM live, unnest(%(queues)s::text[]) WITH ORDINALITY AS q(name, place)
+  CROSS JOIN LATERAL (
+    SELECT id FROM {RUN}
+    WHERE status = 'READY' AND queue = q.name AND task <> ALL(%(excluded)s::text[])
+    ORDER BY priority DESC, id LIMIT 10000 FOR NO KEY UPDATE SKIP LOCKED) AS p
+  LIMIT %(limit)s
+), claimed AS (
+  UPDATE {RUN} AS r
+  SET status = 'RUNNING', lease_id = %(lease)s, epoch = r.epoch + 1, attempt = r.attempt + 1,
+      started_at = clock_timestamp(),
+      on_lost = CASE WHEN r.task = ANY(%(at_most_once)s::text[]) THEN 'fail' ELSE r.on_lost END
+  FROM picked WHERE r.id = picked.id
+  RETURNING r.id, r.epoch, r.task, r.queue, r.priority, r.attempt, r.failures, r.interruptions, r.max_attempts,
+            extract(epoch FROM r.timeout)::float8, r.on_lost, r.args::text, r.kwargs::text
+)
+SELECT * FROM claimed
+UNION ALL
+SELECT id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM settled
+WHERE id NOT IN (SELECT id FROM finished)
+"""
+
+HELD = f"SELECT id, epoch FROM {RUN} WHERE lease_id = %(lease)s"
+
+CANCELLATIONS = f"SELECT id, epoch FROM {RUN} WHERE lease_id = %(lease)s AND cancel_requested_at IS NOT NULL"
+
+PROGRESS = f"""
+UPDATE {RUN} AS r SET progress = p.progress
+FROM jsonb_to_recordset(%(progress)s::jsonb) AS p(id bigint, epoch int, progress jsonb)
+WHERE r.id = p.id AND r.epoch = p.epoch AND r.lease_id = %(lease)s AND r.status = 'RUNNING'
+"""
+
+# What a run becomes whose body was lost. The first loss is repeated at once; later ones wait 2, 4, 8 … seconds, so
+# that a run which takes its dispatcher down does not walk through the fleet.
+_LOST = """CASE WHEN r.cancel_requested_at IS NOT NULL THEN 'CANCELLED'
+             WHEN r.on_lost = 'fail' OR r.interruptions + 1 >= %(max_interruptions)s THEN 'FAILED'
+             WHEN r.interruptions = 0 THEN 'READY' ELSE 'SCHEDULED' END"""
+_LOSE = f"""
+  SET status = {_LOST}, lease_id = NULL, interruptions = r.interruptions + 1,
+      errors = r.errors || jsonb_build_object('attempt', r.attempt, 'at', clock_timestamp(), 'kind', 'lost',
+        'message', 'The dispatcher was lost: ' || lost.why, 'executor', lost.node),
+      run_after = CASE {_LOST} WHEN 'SCHEDULED'
+                  THEN clock_timestamp() + least(2 ^ r.interruptions, 3600) * interval '1 second' END,
+      unique_key = CASE WHEN {_LOST} IN ('READY', 'SCHEDULED') THEN r.unique_key END,
+      finished_at = CASE WHEN {_LOST} NOT IN ('READY', 'SCHEDULED') THEN clock_timestamp() END"""
+
+# A lease row is deleted with its runs' return: whoever claims locks the row first, so no run can join in between.
+RECLAIM = f"""
+WITH lost AS MATERIALIZED (
+  SELECT id, node, CASE WHEN expires_at < clock_timestamp() - %(grace)s * interval '1 second'
+                   THEN 'its lease expired' ELSE 'its process died' END AS why
+  FROM {LEASE}
+  WHERE expires_at < clock_timestamp() - %(grace)s * interval '1 second' OR id = ANY(%(dead)s::uuid[])
+  ORDER BY expires_at LIMIT 20 FOR UPDATE SKIP LOCKED
+), reclaimed AS (
+  UPDATE {RUN} AS r {_LOSE}
+  FROM lost WHERE r.lease_id = lost.id AND r.status = 'RUNNING'
+  RETURNING r.id, r.task, r.queue, r.status, lost.id
+), deleted AS (
+  DELETE FROM {LEASE} USING lost WHERE {LEASE}.id = lost.id
+)
+SELECT * FROM reclaimed
+"""
+
+# Runs whose lease does not exist. A claim is committed after its lease was, so a run that is seen here is an orphan.
+RECLAIM_ORPHANS = f"""
+WITH lost AS MATERIALIZED (
+  SELECT r.id, r.lease_id, '' AS node, 'its lease does not exist' AS why FROM {RUN} AS r
+  WHERE r.lease_id IS NOT NULL AND NOT EXISTS (SELECT FROM {LEASE} AS l WHERE l.id = r.lease_id)
+  LIMIT 1000 FOR NO KEY UPDATE SKIP LOCKED
+), reclaimed AS (
+  UPDATE {RUN} AS r {_LOSE}
+  FROM lost WHERE r.id = lost.id AND r.lease_id = lost.lease_id AND r.status = 'RUNNING'
+  RETURNING r.id, r.task, r.queue, r.status, lost.lease_id
+)
+SELECT * FROM reclaimed
+"""
+
+PROMOTE = f"""
+WITH due AS MATERIALIZED (
+  SELECT id FROM {RUN} WHERE status = 'SCHEDULED' AND run_after <= clock_timestamp()
+  ORDER BY run_after LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED
+), promoted AS (
+  UPDATE {RUN} AS r SET status = 'READY', run_after = NULL FROM due WHERE r.id = due.id AND r.status = 'SCHEDULED'
+  RETURNING r.queue
+)
+SELECT DISTINCT queue, NULL::float8 FROM promoted
+UNION ALL
+SELECT NULL, extract(epoch FROM (
+  SELECT run_after FROM {RUN} WHERE status = 'SCHEDULED' AND run_after > clock_timestamp() ORDER BY run_after LIMIT 1
+) - clock_timestamp())::float8
+"""
+
+PRUNE = f"""
+WITH old AS MATERIALIZED (
+  SELECT id FROM {RUN}
+  WHERE finished_at IS NOT NULL AND finished_at < clock_timestamp() - %(age)s * interval '1 second'
+    AND status = %(status)s
+  ORDER BY finished_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+)
+DELETE FROM {RUN} USING old WHERE {RUN}.id = old.id
+"""
+
+# Hops from each queue name to the next through the claim index, whatever the backlog.
+READY_QUEUES = f"""
+WITH RECURSIVE hop AS (
+  (SELECT queue FROM {RUN} WHERE status = 'READY' ORDER BY queue LIMIT 1)
+  UNION ALL
+  SELECT (SELECT queue FROM {RUN} WHERE status = 'READY' AND queue > hop.queue ORDER BY queue LIMIT 1)
+  FROM hop WHERE hop.queue IS NOT NULL
+)
+SELECT queue FROM hop WHERE queue IS NOT NULL
+"""
+
+NEIGHBOURS = f"SELECT id, node, process FROM {LEASE} WHERE host = %(host)s AND id IS DISTINCT FROM %(besides)s"
+
+NOTIFY = "SELECT pg_notify('django_dispatch', payload) FROM unnest(%(payloads)s::text[]) AS p(payload)"
