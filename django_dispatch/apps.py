@@ -11,3 +11,9 @@ class DjangoDispatchConfig(AppConfig):
     label = "django_dispatch"
     verbose_name = _("Dispatch")
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Register the system checks."""
+        from django_dispatch.checks import register_checks
+
+        register_checks()

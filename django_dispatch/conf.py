@@ -1,10 +1,12 @@
 """The ``DISPATCH`` setting: every key with its type, default and rule, read when used, in any process."""
 
 import os
+import reprlib
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
+from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
@@ -15,6 +17,14 @@ from django.core.signals import setting_changed
 FINAL_STATUSES = ("SUCCESSFUL", "FAILED", "CANCELLED")
 DEFAULT_RETENTION = {"SUCCESSFUL": 86_400.0, "CANCELLED": 7 * 86_400.0, "FAILED": 30 * 86_400.0}
 MAX_SLOTS = 512
+MAX_NODE_LENGTH = 200
+MAX_QUEUE_LENGTH = 100
+LONGEST_SECONDS = 10 * 365 * 86_400.0
+# Their values may hold a password, which must not reach a log by way of an error message.
+SECRET_KEYS = frozenset({"LISTEN_DSN"})
+
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +40,12 @@ class _Invalid(Exception):
     """A value breaks its key's rule; the text is the rule."""
 
 
-def _seconds(value: Any, *, minimum: float = 0.0, maximum: float = 10 * 365 * 86_400.0) -> float:
-    rule = f"must be a number of seconds or a timedelta from {minimum:g} to {maximum:g} seconds"
+def _seconds(value: Any, *, minimum: float = 0.0, maximum: float = LONGEST_SECONDS) -> float:
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= maximum:
-        raise _Invalid(rule)
+        limits = f"{_number(minimum)} to {_number(maximum)}"
+        raise _Invalid(f"must be a number of seconds or a timedelta from {limits} seconds")
     return float(value)
 
 
@@ -53,9 +63,10 @@ def _optional_whole(value: Any, *, minimum: int, maximum: int) -> int | None:
     return None if value is None else _whole(value, minimum=minimum, maximum=maximum)
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise _Invalid("must be a text that is not empty")
+def _text(value: Any, *, maximum: int = 10_000) -> str:
+    # PostgreSQL's text holds no NUL.
+    if not isinstance(value, str) or not value.strip() or "\0" in value or len(value) > maximum:
+        raise _Invalid(f"must be a text of 1 to {maximum:,} characters that is not blank and has no NUL")
     return value
 
 
@@ -66,8 +77,13 @@ def _optional_text(value: Any) -> str | None:
 def _queues(value: Any) -> tuple[str, ...] | None:
     if value is None:
         return None
-    if not isinstance(value, list | tuple) or not value or not all(isinstance(q, str) and q for q in value):
+    if not isinstance(value, list | tuple) or not value:
         raise _Invalid("must be None for all queues, or a list of queue names that is not empty")
+    for queue in value:
+        try:
+            _text(queue, maximum=MAX_QUEUE_LENGTH)
+        except _Invalid as error:
+            raise _Invalid(f"has a queue name that breaks the rule: it {error}") from None
     if len(set(value)) != len(value):
         raise _Invalid("names a queue twice")
     return tuple(value)
@@ -82,7 +98,25 @@ def _wakeups(value: Any) -> tuple[str, ...]:
 def _retention(value: Any) -> Mapping[str, float | None]:
     if not isinstance(value, Mapping) or not set(value) <= set(FINAL_STATUSES):
         raise _Invalid(f"must be a dict whose keys are among {', '.join(FINAL_STATUSES)}")
-    return DEFAULT_RETENTION | {status: _optional_seconds(age) for status, age in value.items()}
+    ages: dict[str, float | None] = dict(DEFAULT_RETENTION)
+    for status in FINAL_STATUSES:
+        try:
+            ages[status] = _optional_seconds(value.get(status, ages[status]))
+        except _Invalid as error:
+            raise _Invalid(f"has an age for {status} that breaks the rule: it {error}, or None for ever") from None
+    return ages
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:g}"
+
+
+def _shown(value: Any) -> str:
+    """Return a repr that is short, and exists: a repr may raise, as that of an int of 5000 digits does."""
+    try:
+        return _repr.repr(value)
+    except Exception:
+        return f"an object of type {type(value).__name__}"
 
 
 def _key(parse: Callable[[Any], Any], default: Any) -> Any:
@@ -101,7 +135,7 @@ class DispatchSettings:
     listen_dsn: str | None = _key(_optional_text, None)
     poll_interval_seconds: float = _key(lambda v: _seconds(v, minimum=0.01, maximum=3600), 1.0)
     # what a dispatcher serves
-    node: str = _key(_text, socket.gethostname)
+    node: str = _key(lambda v: _text(v, maximum=MAX_NODE_LENGTH), socket.gethostname)
     queues: tuple[str, ...] | None = _key(_queues, None)
     processes: int = _key(
         lambda v: _whole(v, minimum=1, maximum=MAX_SLOTS), lambda: min(os.cpu_count() or 1, MAX_SLOTS)
@@ -144,12 +178,19 @@ def _parsed(raw: Mapping[str, Any]) -> Iterator[tuple[str, Any] | Problem]:
     known = {_name_of(f.name): f for f in fields(DispatchSettings)}
     for key, value in raw.items():
         if key not in known:
-            yield Problem(key, f"DISPATCH has no key {key!r}.", f"The keys are {', '.join(sorted(known))}.")
+            yield _unknown(key, sorted(known))
             continue
         try:
             yield known[key].name, known[key].metadata["parse"](value)
         except _Invalid as error:
-            yield Problem(key, f"DISPATCH[{key!r}] {error}, not {value!r}.", "Correct the value or leave the key out.")
+            given = "the value it has" if key in SECRET_KEYS else _shown(value)
+            yield Problem(key, f"DISPATCH[{key!r}] {error}, not {given}.", "Correct the value or leave the key out.")
+
+
+def _unknown(key: Any, known: list[str]) -> Problem:
+    close = get_close_matches(key.upper(), known, n=1) if isinstance(key, str) else []
+    hint = f"Did you mean {close[0]!r}?" if close else f"The keys are {', '.join(known)}."
+    return Problem(key if isinstance(key, str) else _shown(key), f"DISPATCH has no key {_shown(key)}.", hint)
 
 
 def _contradictions(candidate: DispatchSettings) -> Iterator[Problem]:
@@ -181,9 +222,8 @@ def examine(raw: Any, **overrides: Any) -> tuple[DispatchSettings | None, list[P
     Returns the settings (None if there is any problem) and the problems. Never raises.
     """
     if not isinstance(raw, Mapping):
-        return None, [
-            Problem("DISPATCH", f"DISPATCH must be a dict, not {raw!r}.", "See the settings page of the docs.")
-        ]
+        message = f"DISPATCH must be a dict, not a {type(raw).__name__}."
+        return None, [Problem("DISPATCH", message, "Write DISPATCH = {...}, or leave it out: every key has a default.")]
     merged = dict(raw) | {key.upper(): value for key, value in overrides.items() if value is not None}
     values: dict[str, Any] = {}
     problems: list[Problem] = []

@@ -226,9 +226,11 @@ def _decode(code: int, data: bytes, start: int, end: int) -> Message:
     if code == 2:
         return Started(*_TOKEN.unpack_from(data, start))
     if code == 4:
-        return Progress(*_TOKEN.unpack_from(data, start), data[start + _TOKEN.size : end].decode())
+        run_id, epoch = _TOKEN.unpack_from(data, start)
+        return Progress(run_id, epoch, data[start + _TOKEN.size : end].decode())
     if code == 5:
-        return StopOrder(*_TOKEN.unpack_from(data, start), Stop(data[end - 1]))
+        run_id, epoch = _TOKEN.unpack_from(data, start)
+        return StopOrder(run_id, epoch, Stop(data[end - 1]))
     if code == 6:
         return News(data[start:end].decode())
     if code == 1:

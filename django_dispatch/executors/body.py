@@ -4,7 +4,6 @@ Nothing here may raise: a run's outcome is recorded whatever its body did.
 """
 
 import json
-import logging
 import time
 import traceback
 from collections.abc import Callable
@@ -14,13 +13,10 @@ from typing import Any
 
 from .. import registry
 from ..context import TaskContext, current_run_id, current_task
-from ..exceptions import DispatchError
 from ..messages import Assignment, Outcome, Stop, Verdict, error_document, storable
 
 LONGEST_MESSAGE = 10_000  # characters kept of an error's text
 LONGEST_TRACEBACK = 50_000
-
-logger = logging.getLogger("django_dispatch.executor")
 
 VERDICT_OF_STOP = {Stop.CANCEL: Verdict.CANCELLED, Stop.TIMEOUT: Verdict.TIMED_OUT, Stop.SHUTDOWN: Verdict.INTERRUPTED}
 KIND_OF_VERDICT = {
@@ -29,7 +25,6 @@ KIND_OF_VERDICT = {
     Verdict.TIMED_OUT: "timeout",
     Verdict.INTERRUPTED: "shutdown",
     Verdict.UNSTORABLE: "result",
-    Verdict.UNKNOWN_TASK: "unknown_task",
 }
 
 
@@ -47,19 +42,18 @@ class Attempt:
         return self.assignment.token
 
     def body(self, report: Callable[[str], None], is_stopping: Callable[[], bool]) -> Callable[[], Any]:
-        """Return the body as a call without arguments; a coroutine function for async tasks.
+        """Return the body as a call without arguments; an async one returns its coroutine.
 
-        Raises UnknownTask. ``report`` takes the JSON text of a progress; ``is_stopping`` says whether to stop.
+        ``report`` takes the JSON text of a progress; ``is_stopping`` says whether the body is to stop.
         """
         assignment = self.assignment
-        task = registry.get(assignment.task)
+        task = registry.get(assignment.task)  # the dispatcher assigns only what the zygote has reported
         args, kwargs = json.loads(assignment.args), json.loads(assignment.kwargs)
         context = TaskContext(
             run_id=assignment.run_id,
             epoch=assignment.epoch,
             attempt=assignment.attempt,
             worker_id=self.executor,
-            task=assignment.task,
             report=report,
             is_stopping=is_stopping,
         )
@@ -83,13 +77,7 @@ class Attempt:
         verdict = VERDICT_OF_STOP[self.stop] if self.stop else Verdict.RAISED
         if verdict is not Verdict.RAISED:
             return self._failure(verdict, _text_of(error), exception_class=_path_of(error))
-        return self._failure(
-            verdict, _text_of(error), exception_class=_path_of(error), traceback=_traceback_of(error)
-        )
-
-    def unknown(self, error: DispatchError) -> Outcome:
-        """Return the outcome of a run whose task this code does not have."""
-        return self._failure(Verdict.UNKNOWN_TASK, str(error))
+        return self._failure(verdict, _text_of(error), exception_class=_path_of(error), traceback=_traceback_of(error))
 
     def _failure(self, verdict: Verdict, message: str, **more: str) -> Outcome:
         kind = KIND_OF_VERDICT[verdict]

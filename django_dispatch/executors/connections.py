@@ -40,14 +40,11 @@ def watch_for_our_death(check_interval_seconds: float) -> None:
     connection_created.connect(set_up, weak=False, dispatch_uid="django_dispatch.executor")
 
 
-def freshen() -> None:
-    """Before a body: drop connections that died or grew too old while we waited."""
+def drop_broken() -> None:
+    """Before a body: drop connections that died while we waited, whatever CONN_MAX_AGE says."""
     for connection in connections.all(initialized_only=True):
-        if connection.connection is not None:
-            if _is_broken(connection):
-                connection.close()
-            else:
-                connection.close_if_unusable_or_obsolete()
+        if connection.connection is not None and _is_broken(connection):
+            connection.close()
 
 
 def tidy() -> None:

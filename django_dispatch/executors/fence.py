@@ -15,6 +15,7 @@ _CELL = 8  # bytes; one aligned store each, so a cell is never seen half-written
 _VERSION, _LEASE_HIGH, _LEASE_LOW, _DEADLINE = range(4)
 _RUN_ID, _EPOCH, _REASON, _HEARTBEAT = range(4)
 _CELLS_EACH = 8
+NEVER = 2**63 - 1
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -42,18 +43,16 @@ class Board:
 
     @classmethod
     def create(cls, slots: int) -> "Board":
-        """Make a new board, on which nothing may run yet. Pass its descriptor on to share it."""
-        return cls(os.memfd_create("django_dispatch"), slots)
+        """Make a new board: no body may start, and there is nothing to kill. Pass its descriptor on to share it."""
+        board = cls(os.memfd_create("django_dispatch"), slots)
+        board._write_fence((0, 0), NEVER)
+        return board
 
     # the fence
 
     def raise_fence(self, lease_id: UUID, deadline_ns: int) -> None:
         """Let bodies of this lease run until the deadline."""
         self._write_fence(_halves(lease_id), deadline_ns)
-
-    def drop_fence(self) -> None:
-        """Let nothing run any more."""
-        self._write_fence((0, 0), 0)
 
     def allows(self, lease_id: UUID) -> bool:
         """Return whether a body of this lease may start now."""

@@ -6,7 +6,7 @@ import signal
 import socket
 from types import FrameType
 
-from ..exceptions import DispatchError, RunCancelled, RunInterrupted, RunTimedOut
+from ..exceptions import RunCancelled, RunInterrupted, RunTimedOut
 from ..messages import Assignment, Outcome, Progress, Ready, Started, Stop, Verdict, receive_assignment
 from . import connections
 from .body import Attempt
@@ -20,7 +20,14 @@ class SyncExecutor:
     """Takes an assignment when it is free for it, runs the body, reports. Returns from serve() to be replaced."""
 
     def __init__(
-        self, *, name: str, slot: int, board: Board, lifetime: Lifetime, assignments: socket.socket, reports: socket.socket
+        self,
+        *,
+        name: str,
+        slot: int,
+        board: Board,
+        lifetime: Lifetime,
+        assignments: socket.socket,
+        reports: socket.socket,
     ) -> None:
         self._name = name
         self._slot = slot
@@ -60,7 +67,7 @@ class SyncExecutor:
 
     def _run(self, assignment: Assignment) -> Outcome:
         self._send(Started(*assignment.token).encode())
-        connections.freshen()
+        connections.drop_broken()
         attempt = Attempt(assignment, self._name)
         try:
             # Armed from here to the inner finally: only in between may a signal raise, and only once.
@@ -83,3 +90,31 @@ class SyncExecutor:
         if signal.getsignal(signal.SIGUSR1) != self._on_stop:
             signal.signal(signal.SIGUSR1, self._on_stop)
         return outcome
+
+    def _call(self, attempt: Attempt) -> object:
+        return attempt.body(
+            lambda text: self._send(Progress(*attempt.token, text).encode()),
+            lambda: self._board.stop_ordered(self._slot, attempt.token) is not None,
+        )()
+
+    def _on_stop(self, signum: int, frame: FrameType | None) -> None:
+        """Raise in the body if the order on the board means the attempt that is running; a late signal hits nobody."""
+        attempt = self._current
+        if attempt is None or attempt.stop is not None:
+            return
+        attempt.stop = self._board.stop_ordered(self._slot, attempt.token)
+        if attempt.stop is not None:
+            raise EXCEPTION_OF_STOP[attempt.stop]("The run was told to stop.")
+
+    def _leave_if_forked(self) -> None:
+        """A body that forked and returned in the child must not report a second time."""
+        if os.getpid() != self._pid:
+            os._exit(0)
+
+    def _send(self, frame: bytes) -> None:
+        self._unsent += frame
+        self._flush()
+
+    def _flush(self) -> None:
+        unsent, self._unsent = self._unsent, b""
+        self._reports.sendall(unsent)

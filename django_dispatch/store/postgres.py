@@ -78,9 +78,7 @@ class PostgresStore(Store):
         return [(row[0], row[1]) for row in self.session.execute(statements.CANCELLATIONS, {"lease": lease_id})]
 
     def report_progress(self, lease_id: UUID, progress: Mapping[tuple[int, int], str]) -> None:
-        items = (
-            f'{{"id":{run_id},"epoch":{epoch},"progress":{text}}}' for (run_id, epoch), text in progress.items()
-        )
+        items = (f'{{"id":{run_id},"epoch":{epoch},"progress":{text}}}' for (run_id, epoch), text in progress.items())
         self.session.execute(statements.PROGRESS, {"lease": lease_id, "progress": f"[{','.join(items)}]"})
 
     def reclaim(
@@ -115,7 +113,7 @@ class PostgresStore(Store):
 
 
 def _settlements_document(settlements: Sequence[Settlement]) -> str:
-    """One JSON document for all: PostgreSQL reads it 2 to 3 times faster than arrays. Payload texts pass as they are."""
+    """One JSON document for all: PostgreSQL reads it 2 to 3 times faster than arrays. Payloads pass as they are."""
     return f"[{','.join(_settlement_items(settlements))}]"
 
 
@@ -135,5 +133,3 @@ def _settlement_items(settlements: Sequence[Settlement]) -> Iterator[str]:
 def open_store(alias: str, role: str, *, statement_timeout_seconds: float) -> PostgresStore:
     """Return a store on a session of its own; nothing is connected yet. ``role`` is seen in pg_stat_activity."""
     return PostgresStore(Session(alias, role, statement_timeout_seconds=statement_timeout_seconds))
-
-

@@ -2,7 +2,8 @@
 
 Three rules hold throughout. Rows are picked in a MATERIALIZED common table expression under ``FOR … SKIP LOCKED`` and
 updated by joining it: a sub-select with LIMIT under IN may be run more than once. Status words are literals, so that
-a partial index can be used by a prepared statement. Time is ``clock_timestamp()``: ``now()`` is when the transaction began.
+a partial index can be used by a prepared statement. Time is ``clock_timestamp()``: ``now()`` is when the transaction
+began.
 """
 
 RUN = "django_dispatch_run"

@@ -1,0 +1,110 @@
+"""System checks: what is wrong with the project's set-up, found before anything runs, in any process.
+
+====================  ==========================================================================================
+id                    meaning
+====================  ==========================================================================================
+django_dispatch.E001  ``DISPATCH`` has an unknown key, a nonsense value, or two keys that contradict each other
+django_dispatch.E002  ``DISPATCH["DATABASE"]`` is no alias of ``DATABASES``
+django_dispatch.E003  ``DISPATCH["DATABASE"]`` is not PostgreSQL
+django_dispatch.E004  psycopg 3 cannot be imported, often for want of libpq; Django falls back to psycopg2 silently
+django_dispatch.E005  a task module cannot be imported
+django_dispatch.W001  LISTEN would go through a transaction pooler, where it hears nothing
+django_dispatch.W002  psycopg runs in its pure Python implementation
+====================  ==========================================================================================
+
+They have two tags, because the dispatcher must not import task modules: a command that names
+``requires_system_checks = [SETTINGS_TAG]`` leaves E005 out.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from django.apps import AppConfig
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Warning, register
+from django.db import connections
+
+from django_dispatch import conf
+
+SETTINGS_TAG = "django_dispatch"
+TASKS_TAG = "django_dispatch_tasks"
+
+PGBOUNCER_PORT = "6432"
+
+
+def register_checks() -> None:
+    """Register the checks of this app; called once, when the apps are ready."""
+    register(check_settings, SETTINGS_TAG)
+    register(check_tasks, TASKS_TAG)
+
+
+def check_settings(app_configs: Sequence[AppConfig] | None = None, **_: Any) -> list[CheckMessage]:
+    """Check ``DISPATCH`` and the database it names. Connects to nothing."""
+    found, problems = conf.examine(getattr(settings, "DISPATCH", {}))
+    if found is None:
+        return [Error(problem.message, hint=problem.hint, id="django_dispatch.E001") for problem in problems]
+    return list(_database_messages(found))
+
+
+def check_tasks(app_configs: Sequence[AppConfig] | None = None, **_: Any) -> list[CheckMessage]:
+    """Import every task module, and report those that raise."""
+    from django_dispatch import registry
+
+    registry.autodiscover()
+    return [
+        Error(
+            f"The task module {module!r} cannot be imported: {trace.strip().splitlines()[-1]}",
+            hint="Runs of its tasks fail as unknown until it can be. The traceback is in the log.",
+            id="django_dispatch.E005",
+        )
+        for module, trace in registry.broken_modules().items()
+    ]
+
+
+def _database_messages(found: conf.DispatchSettings) -> Iterator[CheckMessage]:
+    alias = found.database
+    if alias not in connections:
+        yield Error(
+            f"DISPATCH['DATABASE'] is {alias!r}, but DATABASES has no such alias.",
+            hint=f"The aliases are {', '.join(connections)}.",
+            id="django_dispatch.E002",
+        )
+        return
+    connection = connections[alias]
+    if connection.vendor != "postgresql":
+        yield Error(
+            f"DISPATCH['DATABASE'] is {alias!r}, which is no PostgreSQL database but {connection.vendor}.",
+            hint="Add a PostgreSQL database to DATABASES and name its alias in DISPATCH['DATABASE'].",
+            id="django_dispatch.E003",
+        )
+        return
+    if "pg_notify" in found.wakeups and found.listen_dsn is None and _is_pooled(connection.settings_dict):
+        yield Warning(
+            f"The database {alias!r} seems to be reached through a transaction pooler, where LISTEN hears nothing.",
+            hint="Set DISPATCH['LISTEN_DSN'] to a direct connection, or DISPATCH['WAKEUPS'] to [] to poll only.",
+            id="django_dispatch.W001",
+        )
+    yield from _psycopg_messages()
+
+
+def _is_pooled(database: dict[str, Any]) -> bool:
+    # Django's docs ask for no server-side cursors behind a transaction pooler; a session pooler needs no such thing.
+    return bool(database.get("DISABLE_SERVER_SIDE_CURSORS")) or str(database.get("PORT")) == PGBOUNCER_PORT
+
+
+def _psycopg_messages() -> Iterator[CheckMessage]:
+    try:
+        from psycopg import pq
+    except ImportError as error:
+        yield Error(
+            f"psycopg 3 cannot be imported: {error}",
+            hint='pip install "psycopg[binary]", which brings libpq along.',
+            id="django_dispatch.E004",
+        )
+        return
+    if pq.__impl__ == "python":
+        yield Warning(
+            "psycopg runs in its pure Python implementation, several times slower than the compiled one.",
+            hint='pip install "psycopg[binary]", or "psycopg[c]" where a compiler is at hand.',
+            id="django_dispatch.W002",
+        )

@@ -1,0 +1,173 @@
+"""The LeaseKeeper: a thread, with a connection of its own, on which nothing but renewing happens. In the dispatcher.
+
+It takes a lease, renews it, and after each renewal moves the deadline on the board: the moment *before* the renewal
+was sent, plus the lease's time to live, less the margin. So the deadline is never later than what the database holds,
+by any clock that does not run backwards. When the lease is lost it says so once, and takes the next one only when it
+is told that every body of the old one is dead.
+"""
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from uuid import UUID, uuid4
+
+from django.db import Error as DatabaseError
+
+from ..executors.fence import Board, now_ns
+from ..store.base import NewLease, Store
+
+FIRST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 10.0
+
+logger = logging.getLogger("django_dispatch.lease")
+
+
+class Backoff:
+    """Pauses between attempts at something that fails: full jitter, doubling from 0.1 to at most 10 seconds."""
+
+    def __init__(self, longest_seconds: float = LONGEST_PAUSE_SECONDS) -> None:
+        self._longest = longest_seconds
+        self._ceiling = FIRST_PAUSE_SECONDS
+
+    def next_seconds(self) -> float:
+        pause = random.uniform(self._ceiling / 2, self._ceiling)
+        self._ceiling = min(self._ceiling * 2, self._longest)
+        return pause
+
+    def reset(self) -> None:
+        self._ceiling = FIRST_PAUSE_SECONDS
+
+
+class LeaseKeeper:
+    """Keeps one lease alive. ``on_acquired`` and ``on_lost`` are called on the keeper's thread, with the lease's id."""
+
+    def __init__(
+        self,
+        store: Store,
+        board: Board,
+        template: NewLease,
+        *,
+        ttl_seconds: float,
+        renew_seconds: float,
+        margin_seconds: float,
+        on_acquired: Callable[[UUID], None],
+        on_lost: Callable[[UUID], None],
+    ) -> None:
+        self._store = store
+        self._board = board
+        self._template = template
+        self._ttl_seconds = ttl_seconds
+        self._renew_seconds = renew_seconds
+        self._margin_seconds = margin_seconds
+        self._on_acquired = on_acquired
+        self._on_lost = on_lost
+        self._backoff = Backoff(longest_seconds=min(LONGEST_PAUSE_SECONDS, renew_seconds))
+        self._lease_id: UUID | None = None
+        self._deadline_ns = 0
+        self._call_began_ns = 0
+        self._wake = threading.Event()
+        self._may_acquire = True
+        self._is_draining = False
+        self._is_stopping = False
+        self.renewed_at_ns = 0
+        self._thread = threading.Thread(target=self._keep, name="lease keeper", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def acquire_again(self) -> None:
+        """Say that every body of the lost lease is dead."""
+        self._may_acquire = True
+        self._wake.set()
+
+    def drain(self) -> None:
+        """Show on the lease that this dispatcher claims no more."""
+        self._is_draining = True
+        self._wake.set()
+
+    def break_off_if_stuck(self, limit_seconds: float) -> None:
+        """Break the connection if a call has been under way for too long. From the loop, now and then."""
+        began = self._call_began_ns
+        if began and (now_ns() - began) / 1e9 > limit_seconds:
+            self._store.abort()
+
+    def stop(self) -> None:
+        """End the thread; the lease stays as it is. Waits for at most a second."""
+        self._is_stopping = True
+        self._wake.set()
+        self._store.abort()
+        self._thread.join(timeout=1)
+
+    def _keep(self) -> None:
+        while not self._is_stopping:
+            try:
+                pause = self._step()
+                self._backoff.reset()
+            except DatabaseError as error:
+                if self._is_stopping:
+                    break
+                pause = self._backoff.next_seconds()
+                self._log_trouble(error)
+            except Exception:
+                logger.exception("The lease keeper failed; it goes on.")
+                pause = self._backoff.next_seconds()
+            self._wake.wait(self._until_deadline(pause))
+            self._wake.clear()
+        self._store.close()
+
+    def _step(self) -> float:
+        """Renew the lease or acquire one; return how long to wait for the next step, in seconds."""
+        if self._lease_id is not None and now_ns() >= self._deadline_ns:
+            self._lose("its deadline passed without a renewal")
+        if self._lease_id is not None:
+            self._renew(self._lease_id)
+        elif self._may_acquire and not self._is_draining:
+            self._acquire()
+        return self._renew_seconds
+
+    def _acquire(self) -> None:
+        lease = replace(self._template, id=uuid4())
+        began = self._begin_call()
+        self._store.acquire(lease, ttl_seconds=self._ttl_seconds)
+        self._call_began_ns = 0
+        self._lease_id = lease.id
+        self._extend(lease.id, began)
+        if now_ns() < self._deadline_ns:
+            self._on_acquired(lease.id)
+
+    def _renew(self, lease_id: UUID) -> None:
+        began = self._begin_call()
+        is_ours = self._store.renew(lease_id, ttl_seconds=self._ttl_seconds, is_draining=self._is_draining)
+        self._call_began_ns = 0
+        if is_ours and now_ns() < self._deadline_ns:
+            self._extend(lease_id, began)
+        else:
+            self._lose("it expired or was reclaimed" if not is_ours else "the renewal came after its deadline")
+
+    def _begin_call(self) -> int:
+        self._call_began_ns = now_ns()
+        return self._call_began_ns
+
+    def _extend(self, lease_id: UUID, began_ns: int) -> None:
+        self.renewed_at_ns = began_ns
+        self._deadline_ns = began_ns + int((self._ttl_seconds - self._margin_seconds) * 1e9)
+        self._board.raise_fence(lease_id, self._deadline_ns)
+
+    def _lose(self, why: str) -> None:
+        lease_id, self._lease_id = self._lease_id, None
+        if lease_id is not None:
+            self._may_acquire = False
+            logger.error("Lease %s is lost: %s. Its bodies are stopped; their outcomes do not count.", lease_id, why)
+            self._on_lost(lease_id)
+
+    def _until_deadline(self, pause: float) -> float:
+        if self._lease_id is None:
+            return pause
+        return max(0.0, min(pause, (self._deadline_ns - now_ns()) / 1e9))
+
+    def _log_trouble(self, error: Exception) -> None:
+        self._call_began_ns = 0
+        left = (self._deadline_ns - now_ns()) / 1e9 if self._lease_id else 0.0
+        logger.warning("The lease could not be renewed (%.1f s left): %s", left, str(error).strip().split("\n")[0])

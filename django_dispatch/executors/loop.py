@@ -1,0 +1,193 @@
+"""An executor of asynchronous bodies: many at once on one event loop."""
+
+import asyncio
+import contextvars
+import os
+import socket
+from typing import cast
+
+from asgiref.sync import sync_to_async
+from django.db.backends.signals import connection_created
+
+from ..messages import (
+    Assignment,
+    FrameReader,
+    Outcome,
+    Progress,
+    Ready,
+    Started,
+    Stop,
+    StopOrder,
+    Verdict,
+    receive_assignment,
+)
+from . import connections
+from .body import Attempt
+from .fence import Board
+from .limits import Lifetime
+
+HEARTBEAT_SECONDS = 0.25
+
+
+class LoopExecutor:
+    """Takes assignments while fewer than ``concurrency`` bodies run. Returns from serve() to be replaced."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        slot: int,
+        board: Board,
+        lifetime: Lifetime,
+        assignments: socket.socket,
+        reports: socket.socket,
+        concurrency: int,
+    ) -> None:
+        self._name = name
+        self._slot = slot
+        self._board = board
+        self._lifetime = lifetime
+        self._assignments = assignments
+        self._reports = reports
+        self._concurrency = concurrency
+        self._orders = FrameReader()
+        self._active: dict[tuple[int, int], Attempt] = {}
+        self._stoppable: dict[tuple[int, int], asyncio.Task[None]] = {}
+        self._is_taking = False
+        self._unsent = bytearray()
+        self._uses_database = False
+
+    def serve(self) -> None:
+        """Run assignments until the dispatcher closes the socket or this executor's lifetime is over."""
+        connection_created.connect(self._note_database_use)
+        # Not asyncio.run(): on its way out it would wait for threads and tasks that bodies left behind.
+        asyncio.new_event_loop().run_until_complete(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._over = self._loop.create_future()
+        for end in (self._assignments, self._reports):
+            end.setblocking(False)
+        self._loop.add_reader(self._reports, self._on_orders)
+        self._report(Ready().encode())
+        self._take_more()
+        heart = asyncio.create_task(self._beat(), name="heartbeat")
+        await self._over
+        heart.cancel()
+        self._reports.setblocking(True)
+        self._reports.sendall(self._unsent)
+
+    async def _beat(self) -> None:
+        """Show on the board that the loop turns: a body that blocks it is noticed from outside."""
+        while True:
+            self._board.beat(self._slot)
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+
+    # assignments
+
+    def _take_more(self) -> None:
+        """Listen for assignments while there is room: what is not read here can still be taken back."""
+        is_over = self._lifetime.is_over()
+        has_room = len(self._active) < self._concurrency and not is_over
+        if has_room and not self._is_taking:
+            self._loop.add_reader(self._assignments, self._on_assignments)
+        elif not has_room and self._is_taking:
+            self._loop.remove_reader(self._assignments)
+        self._is_taking = has_room
+        if is_over and not self._active and not self._over.done():
+            self._over.set_result(None)
+
+    def _on_assignments(self) -> None:
+        frames = bytearray()
+        attempts: list[Attempt] = []
+        while len(self._active) + len(attempts) < self._concurrency:
+            try:
+                packet = receive_assignment(self._assignments, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                break
+            if packet is None:
+                os._exit(0)  # the dispatcher is gone: its runs are not ours any more
+            assignment = Assignment.decode(packet)
+            if self._board.allows(assignment.lease_id):
+                frames += Started(*assignment.token).encode()
+                attempts.append(Attempt(assignment, self._name))
+            else:
+                frames += Outcome(*assignment.token, Verdict.UNSTARTED).encode()
+        self._report(frames)  # before the first body can block the loop
+        for attempt in attempts:
+            self._lifetime.count_run()
+            self._active[attempt.token] = attempt
+            self._loop.create_task(self._run(attempt), name=f"run {attempt.token[0]}", context=contextvars.Context())
+        self._take_more()
+
+    async def _run(self, attempt: Attempt) -> None:
+        if self._uses_database:
+            await sync_to_async(connections.drop_broken)()
+        outcome = await self._outcome_of(attempt)
+        if self._uses_database and len(self._active) == 1:  # nobody else is in the middle of a query
+            await sync_to_async(connections.tidy)()
+        self._report(outcome.encode())
+        del self._active[attempt.token]
+        self._take_more()
+
+    async def _outcome_of(self, attempt: Attempt) -> Outcome:
+        body = attempt.body(
+            lambda text: self._report(Progress(*attempt.token, text).encode()), lambda: attempt.stop is not None
+        )
+        try:
+            if attempt.stop is not None:
+                raise asyncio.CancelledError("The run was told to stop before its first line.")
+            self._stoppable[attempt.token] = cast("asyncio.Task[None]", asyncio.current_task())
+            try:
+                value = await body()
+            finally:
+                del self._stoppable[attempt.token]
+        except BaseException as error:
+            # Whatever it is, CancelledError and SystemExit too: it ends this run and not the loop.
+            return attempt.raised(error)
+        return attempt.returned(value)
+
+    # orders and reports
+
+    def _on_orders(self) -> None:
+        try:
+            data = self._reports.recv(65536)
+        except BlockingIOError:
+            return
+        if not data:
+            os._exit(0)
+        for order in self._orders.feed(data):
+            if isinstance(order, StopOrder):
+                self._stop((order.run_id, order.epoch), order.reason)
+
+    def _stop(self, token: tuple[int, int], reason: Stop) -> None:
+        attempt = self._active.get(token)
+        if attempt is not None and attempt.stop is None:
+            attempt.stop = reason
+            if token in self._stoppable:
+                self._stoppable[token].cancel(f"The run was told to stop: {reason.name.lower()}.")
+
+    def _report(self, frames: bytes | bytearray) -> None:
+        """Send in order; what the socket does not take now follows when it can."""
+        if not self._unsent:
+            try:
+                sent = self._reports.send(frames) if frames else 0
+            except BlockingIOError:
+                sent = 0
+            frames = frames[sent:]
+            if not frames:
+                return
+            self._loop.add_writer(self._reports, self._send_rest)
+        self._unsent += frames
+
+    def _send_rest(self) -> None:
+        try:
+            sent = self._reports.send(self._unsent)
+        except BlockingIOError:
+            return
+        del self._unsent[:sent]
+        if not self._unsent:
+            self._loop.remove_writer(self._reports)
+
+    def _note_database_use(self, **_: object) -> None:
+        self._uses_database = True

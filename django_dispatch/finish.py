@@ -1,0 +1,71 @@
+"""What an outcome does to its run. Pure: it reads no clock, no setting and no row."""
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from . import retry
+from .messages import Kind, Outcome, Verdict
+from .store.base import ClaimedRun, Settlement
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFacts:
+    """What a dispatcher knows of a task without importing it."""
+
+    kind: Kind
+    timeout_seconds: float | None = None
+    max_attempts: int = 1
+    on_lost: str = "requeue"
+
+
+def settle(run: ClaimedRun, outcome: Outcome, facts: TaskFacts | None, *, max_interruptions: int) -> Settlement:
+    """Return the write that ends this claim of the run. ``facts`` is None for a task that is not known."""
+    match outcome.verdict:
+        case Verdict.RETURNED:
+            return Settlement(run.id, run.epoch, "SUCCESSFUL", result=outcome.text or None)
+        case Verdict.RAISED | Verdict.TIMED_OUT:
+            return _failed(run, outcome, facts)
+        case Verdict.UNSTORABLE:
+            # Trying again would only do the work again.
+            return Settlement(run.id, run.epoch, "FAILED", error=outcome.text, has_failed=True)
+        case Verdict.CANCELLED:
+            return Settlement(run.id, run.epoch, "CANCELLED", error=outcome.text)
+        case Verdict.INTERRUPTED:
+            status = "FAILED" if run.on_lost == "fail" else "READY"
+            return Settlement(run.id, run.epoch, status, error=outcome.text)
+        case Verdict.UNSTARTED:
+            return Settlement(run.id, run.epoch, "READY", was_started=False)
+        case Verdict.LOST:
+            return _lost(run, outcome, retry.after_loss(run.interruptions + 1), max_interruptions, was_started=True)
+        case Verdict.UNKNOWN_TASK:
+            delay = retry.after_unknown_task(run.interruptions + 1)
+            return _lost(run, outcome, delay, max_interruptions, was_started=False)
+        case _:
+            assert_never(outcome.verdict)
+
+
+def _failed(run: ClaimedRun, outcome: Outcome, facts: TaskFacts | None) -> Settlement:
+    failures = run.failures + 1
+    max_attempts = run.max_attempts or (facts.max_attempts if facts else 1)
+    # A body that was stopped half-way has not said what it did: an at-most-once task is not tried again.
+    is_doubtful = outcome.verdict is Verdict.TIMED_OUT and run.on_lost == "fail"
+    if failures >= max_attempts or is_doubtful:
+        return Settlement(run.id, run.epoch, "FAILED", error=outcome.text, has_failed=True)
+    delay = retry.after_failure(failures)
+    return Settlement(run.id, run.epoch, "SCHEDULED", error=outcome.text, delay_seconds=delay, has_failed=True)
+
+
+def _lost(
+    run: ClaimedRun, outcome: Outcome, delay: float, max_interruptions: int, *, was_started: bool
+) -> Settlement:
+    is_over = run.interruptions + 1 >= max_interruptions or (was_started and run.on_lost == "fail")
+    status = "FAILED" if is_over else "SCHEDULED" if delay else "READY"
+    return Settlement(
+        run.id,
+        run.epoch,
+        status,
+        error=outcome.text,
+        delay_seconds=delay if status == "SCHEDULED" else None,
+        was_interrupted=True,
+        was_started=was_started,
+    )
