@@ -27,12 +27,12 @@ clean:
 	rm -rf $(VENV) .venvs .demo .pgdata sent_mail
 
 # One stamp a dependency group of pyproject.toml: installed once, and again when that file changes.
-$(VENV)/%.installed: pyproject.toml $(VENV)/bin/pip
+$(VENV)/%.installed: pyproject.toml $(VENV)/created
 	@echo "Installing what $* needs into $(VENV)"
 	@$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --editable . --group $*
 	@touch $@
 
-$(VENV)/bin/pip:
+$(VENV)/created:
 	@$(PYTHON) -m venv $(VENV)
 	@$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --upgrade "pip>=25.1"
 	@touch $@

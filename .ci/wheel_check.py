@@ -29,9 +29,15 @@ from greetings.tasks import greet
 print("enqueued run", greet.delay("Ada").pk)
 """
 VERIFY = """
+from django.contrib.auth.models import User
+from django.test import Client
 from django_dispatch.models import Run
 run = Run.objects.get()
 assert (run.status, run.result) == ("SUCCESSFUL", "Hello, Ada!"), (run.status, run.result, run.errors)
+client = Client(headers={"host": "localhost"})
+client.force_login(User.objects.create_superuser("admin"))
+for page in ("run/", f"run/{run.pk}/change/", "lease/"):
+    assert client.get(f"/admin/django_dispatch/{page}").status_code == 200, page
 print("run", run.pk, "is", run.status)
 """
 
