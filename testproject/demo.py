@@ -4,6 +4,7 @@ Starts three processes of manage.py, shows their output line by line under a nam
 dies (kill it!), and at the end stops them in the order in which work flows, PostgreSQL last.
 """
 
+import contextlib
 import os
 import secrets
 import signal
@@ -73,7 +74,7 @@ class Process:
 
 def main() -> int:
     """Run the demo; the exit code is 0 unless something ended that must not."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: _signals.append(True))
     processes: dict[str, Process] = {}
     try:
@@ -126,7 +127,9 @@ def say(name: str, line: str) -> None:
     label = f"{name:>10} |"
     if sys.stdout.isatty():
         label = f"\x1b[{COLOURS[name]}m{label}\x1b[0m"
-    print(label, line, flush=True)
+    # The terminal may be gone, and stopping in order matters more than saying so.
+    with contextlib.suppress(OSError):
+        print(label, line, flush=True)
 
 
 def _greet(pid: int) -> None:
@@ -155,7 +158,7 @@ def _password() -> str:
     return file.read_text()
 
 
-# Ctrl-C and SIGTERM so far. A handler that raised could cut the orderly end short.
+# Ctrl-C, SIGTERM and closed terminals so far. A handler that raised could cut the orderly end short.
 _signals: list[bool] = []
 
 if __name__ == "__main__":
