@@ -1,0 +1,38 @@
+# make demo    a shop with live background work on http://127.0.0.1:8000, all of it in this folder
+# make test    the whole test suite on a PostgreSQL of its own; PYTEST_ARGS="-k lease -x" passes options through
+# make lint    style, types and layers
+#
+# Needs make and a python3 (3.11 or newer) with its venv module, nothing else. `make clean` removes what they made.
+
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_ARGS ?=
+
+.PHONY: demo test lint clean
+
+demo: $(VENV)/demo.installed
+	@exec $(VENV)/bin/python -m testproject.demo
+
+test: $(VENV)/test.installed
+	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/dev.installed
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+clean:
+	-test ! -x $(VENV)/bin/python || $(VENV)/bin/python -m testproject.postgres stop
+	rm -rf $(VENV) .venvs .demo .pgdata sent_mail
+
+# One stamp a dependency group of pyproject.toml: installed once, and again when that file changes.
+$(VENV)/%.installed: pyproject.toml $(VENV)/created
+	@echo "Installing what $* needs into $(VENV)"
+	@$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --editable . --group $*
+	@touch $@
+
+$(VENV)/created:
+	@$(PYTHON) -m venv $(VENV)
+	@$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --upgrade "pip>=25.1"
+	@touch $@

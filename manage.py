@@ -1,0 +1,21 @@
+#!/usr/bin/env python
+"""Django's command line for the test project, with a PostgreSQL behind it."""
+
+import os
+import sys
+
+from django.core.management import execute_from_command_line
+
+from testproject import postgres
+
+
+def main() -> None:
+    """Run one management command; without DATABASE_URL, on the embedded server."""
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
+    if not os.environ.get("DATABASE_URL"):
+        postgres.ensure_server()
+    execute_from_command_line(sys.argv)
+
+
+if __name__ == "__main__":
+    main()

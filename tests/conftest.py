@@ -1,0 +1,47 @@
+"""Where the suite's PostgreSQL comes from: DATABASE_URL, the programs in --pg-bin or PG_BIN, or the embedded server."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from django.conf import settings
+
+from testproject import postgres
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--pg-bin", default=os.environ.get("PG_BIN"), help="folder of another PostgreSQL's programs")
+
+
+@pytest.fixture(scope="session")
+def pg_bin(request: pytest.FixtureRequest) -> Path | None:
+    """The programs to start servers from; None means the embedded ones."""
+    folder = request.config.getoption("--pg-bin")
+    return Path(folder) if folder else None
+
+
+@pytest.fixture(scope="session")
+def server_url(pg_bin: Path | None) -> Iterator[str]:
+    """A server for the whole session. Tests that stop or break one use a TemporaryServer of their own."""
+    if url := os.environ.get("DATABASE_URL"):
+        yield url
+    elif pg_bin:
+        with postgres.TemporaryServer(bin_dir=pg_bin) as server:
+            yield server.url
+    else:
+        yield postgres.ensure_server()
+        postgres.release_server()
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings(server_url: str) -> None:
+    """Point Django at the server before pytest-django makes the test database on it."""
+    settings.DATABASES["default"].update(postgres.django_database(server_url))
+
+
+@pytest.fixture(scope="session")
+def database_url(server_url: str, django_db_setup: None) -> str:
+    """The test database's address, for the DATABASE_URL of processes that a test starts."""
+    return urlsplit(server_url)._replace(path=f"/{settings.DATABASES['default']['NAME']}").geturl()
