@@ -24,6 +24,7 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "django_dispatch",
     "testproject.shop",
+    "testproject.bench",
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
