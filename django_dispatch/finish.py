@@ -55,9 +55,7 @@ def _failed(run: ClaimedRun, outcome: Outcome, facts: TaskFacts | None) -> Settl
     return Settlement(run.id, run.epoch, "SCHEDULED", error=outcome.text, delay_seconds=delay, has_failed=True)
 
 
-def _lost(
-    run: ClaimedRun, outcome: Outcome, delay: float, max_interruptions: int, *, was_started: bool
-) -> Settlement:
+def _lost(run: ClaimedRun, outcome: Outcome, delay: float, max_interruptions: int, *, was_started: bool) -> Settlement:
     is_over = run.interruptions + 1 >= max_interruptions or (was_started and run.on_lost == "fail")
     status = "FAILED" if is_over else "SCHEDULED" if delay else "READY"
     return Settlement(

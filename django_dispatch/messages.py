@@ -134,6 +134,14 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
+class Retiring:
+    """An executor takes no more assignments: it ends what it has and leaves."""
+
+    def encode(self) -> bytes:
+        return _FRAME.pack(0, 7)
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """A body begins: its timeout runs from here, and an attempt is spent."""
 
@@ -196,7 +204,7 @@ class News:
         return _FRAME.pack(len(text), 6) + text
 
 
-Message = Ready | Started | Outcome | Progress | StopOrder | News
+Message = Ready | Retiring | Started | Outcome | Progress | StopOrder | News
 
 
 class FrameReader:
@@ -235,6 +243,8 @@ def _decode(code: int, data: bytes, start: int, end: int) -> Message:
         return News(data[start:end].decode())
     if code == 1:
         return Ready()
+    if code == 7:
+        return Retiring()
     raise ValueError(f"No message has the code {code}.")
 
 

@@ -7,7 +7,6 @@ is told that every body of the old one is dead.
 """
 
 import logging
-import random
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,27 +16,9 @@ from django.db import Error as DatabaseError
 
 from ..executors.fence import Board, now_ns
 from ..store.base import NewLease, Store
-
-FIRST_PAUSE_SECONDS = 0.1
-LONGEST_PAUSE_SECONDS = 10.0
+from .backoff import LONGEST_PAUSE_SECONDS, Backoff
 
 logger = logging.getLogger("django_dispatch.lease")
-
-
-class Backoff:
-    """Pauses between attempts at something that fails: full jitter, doubling from 0.1 to at most 10 seconds."""
-
-    def __init__(self, longest_seconds: float = LONGEST_PAUSE_SECONDS) -> None:
-        self._longest = longest_seconds
-        self._ceiling = FIRST_PAUSE_SECONDS
-
-    def next_seconds(self) -> float:
-        pause = random.uniform(self._ceiling / 2, self._ceiling)
-        self._ceiling = min(self._ceiling * 2, self._longest)
-        return pause
-
-    def reset(self) -> None:
-        self._ceiling = FIRST_PAUSE_SECONDS
 
 
 class LeaseKeeper:
@@ -70,6 +51,7 @@ class LeaseKeeper:
         self._wake = threading.Event()
         self._may_acquire = True
         self._is_draining = False
+        self._is_resting = False
         self._is_stopping = False
         self.renewed_at_ns = 0
         self._thread = threading.Thread(target=self._keep, name="lease keeper", daemon=True)
@@ -86,6 +68,10 @@ class LeaseKeeper:
         """Show on the lease that this dispatcher claims no more."""
         self._is_draining = True
         self._wake.set()
+
+    def rest(self) -> None:
+        """Renew no more: the lease is about to be surrendered."""
+        self._is_resting = True
 
     def break_off_if_stuck(self, limit_seconds: float) -> None:
         """Break the connection if a call has been under way for too long. From the loop, now and then."""
@@ -119,6 +105,8 @@ class LeaseKeeper:
 
     def _step(self) -> float:
         """Renew the lease or acquire one; return how long to wait for the next step, in seconds."""
+        if self._is_resting:
+            return self._renew_seconds
         if self._lease_id is not None and now_ns() >= self._deadline_ns:
             self._lose("its deadline passed without a renewal")
         if self._lease_id is not None:
@@ -143,7 +131,7 @@ class LeaseKeeper:
         self._call_began_ns = 0
         if is_ours and now_ns() < self._deadline_ns:
             self._extend(lease_id, began)
-        else:
+        elif not self._is_resting:
             self._lose("it expired or was reclaimed" if not is_ours else "the renewal came after its deadline")
 
     def _begin_call(self) -> int:

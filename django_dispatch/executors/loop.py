@@ -15,6 +15,7 @@ from ..messages import (
     Outcome,
     Progress,
     Ready,
+    Retiring,
     Started,
     Stop,
     StopOrder,
@@ -54,6 +55,7 @@ class LoopExecutor:
         self._active: dict[tuple[int, int], Attempt] = {}
         self._stoppable: dict[tuple[int, int], asyncio.Task[None]] = {}
         self._is_taking = False
+        self._is_retiring = False
         self._unsent = bytearray()
         self._uses_database = False
 
@@ -94,6 +96,9 @@ class LoopExecutor:
         elif not has_room and self._is_taking:
             self._loop.remove_reader(self._assignments)
         self._is_taking = has_room
+        if is_over and not self._is_retiring:
+            self._is_retiring = True
+            self._report(Retiring().encode())
         if is_over and not self._active and not self._over.done():
             self._over.set_result(None)
 

@@ -24,7 +24,7 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
-from .. import registry
+from .. import logs, registry
 from ..messages import Kind, News
 from . import connections
 from .fence import Board, now_ns
@@ -226,7 +226,6 @@ class Zygote:
 def main() -> None:
     """Import the project, say which tasks it has, serve."""
     with socket.socket(fileno=int(sys.argv[1])) as orders, socket.socket(fileno=int(sys.argv[2])) as news:
-        os.setsid()
         config = json.loads(orders.recv(1 << 20))
         signal.signal(DEATH_SIGNAL, lambda *_: os._exit(1))
         die_with_parent(config["dispatcher_pid"], DEATH_SIGNAL)
@@ -235,6 +234,7 @@ def main() -> None:
         import django
 
         django.setup()
+        logs.configure(config["verbosity"])
         registry.autodiscover()
         connections.watch_for_our_death(config["connection_check_seconds"])
         connections.close_all()

@@ -197,5 +197,9 @@ class Store(ABC):
         """Send wakeups."""
 
     @abstractmethod
+    def abort(self) -> None:
+        """Break the connection under a call that takes too long; it raises then. From any thread."""
+
+    @abstractmethod
     def close(self) -> None:
         """Close the connection."""

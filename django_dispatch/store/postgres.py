@@ -108,6 +108,9 @@ class PostgresStore(Store):
     def notify(self, payloads: Sequence[str]) -> None:
         self.session.execute(statements.NOTIFY, {"payloads": list(payloads)})
 
+    def abort(self) -> None:
+        self.session.abort()
+
     def close(self) -> None:
         self.session.close()
 

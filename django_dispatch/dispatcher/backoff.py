@@ -1,0 +1,25 @@
+"""Pauses between attempts at something that fails."""
+
+import random
+
+FIRST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 10.0
+
+
+class Backoff:
+    """Jittered pauses that double from 0.1 seconds to ``longest_seconds``, until reset()."""
+
+    def __init__(self, *, first_seconds: float = FIRST_PAUSE_SECONDS, longest_seconds: float = LONGEST_PAUSE_SECONDS):
+        self._first = first_seconds
+        self._longest = longest_seconds
+        self._ceiling = first_seconds
+
+    def next_seconds(self) -> float:
+        """Return the next pause: between half of it and all, so that a fleet does not come back as one."""
+        pause = random.uniform(self._ceiling / 2, self._ceiling)
+        self._ceiling = min(self._ceiling * 2, self._longest)
+        return pause
+
+    def reset(self) -> None:
+        """Start again from the shortest pause."""
+        self._ceiling = self._first

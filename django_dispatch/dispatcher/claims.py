@@ -1,0 +1,289 @@
+"""Claim and finish: one statement, one commit, as often as there is something to write or room for more.
+
+Batches form by themselves: whatever ended while the last statement was under way goes into the next one. On the
+dispatcher's loop.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from django.db import DataError
+from django.db import Error as DatabaseError
+
+from ..finish import settle
+from ..messages import Outcome, Verdict, error_document
+from ..store.base import Exchange, Settlement
+from .backoff import Backoff
+from .executor import Flight, Token
+from .pool import Pool
+from .store_thread import StoreThread
+
+LARGEST_BATCH = 500
+# Second looks after one that found work: they find what a thinned or gated wakeup did not announce.
+SECOND_LOOKS_SECONDS = (0.05, 0.25)
+
+logger = logging.getLogger("django_dispatch.dispatcher")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A flight that has landed, and the write that it waits for."""
+
+    flight: Flight
+    outcome: Outcome
+    settlement: Settlement
+
+
+class Claims:
+    """The loop between the store and the pool. ``on_quiet`` is called when a look found nothing, or no more are wanted."""
+
+    def __init__(
+        self,
+        store: StoreThread,
+        pool: Pool,
+        *,
+        queues: Callable[[], Sequence[str]],
+        max_interruptions: int,
+        max_runs: int | None,
+        on_quiet: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._pool = pool
+        self._queues = queues
+        self._max_interruptions = max_interruptions
+        self._max_runs = max_runs
+        self._on_quiet = on_quiet
+        self._loop = asyncio.get_running_loop()
+        self._event = asyncio.Event()
+        self._backoff = Backoff()
+        self._unwritten: deque[Ended] = deque()
+        self._resent: set[Token] = set()
+        self._no_picking_before = 0.0
+        self._second_looks: list[asyncio.TimerHandle] = []
+        self._should_look = False
+        self._must_reconcile = False
+        self.is_under_way = False
+        """Whether a statement is out: it may bring runs."""
+        self.lease_id: UUID | None = None
+        self.is_claiming = False
+        self.claimed_total = 0
+
+    # what wakes the loop
+
+    def look(self) -> None:
+        """Look for READY runs as soon as there is room for one."""
+        self._should_look = True
+        self._event.set()
+
+    def on_room(self) -> None:
+        """A slot is free: look again, for what there was no room before."""
+        self._event.set()
+
+    def on_outcome(self, flight: Flight, outcome: Outcome) -> None:
+        """Write what a run has come to; one of a lost lease does not count."""
+        if flight.lease_id != self.lease_id:
+            logger.warning("Run %s (%s): its lease was lost; the outcome is dropped.", flight.run.id, flight.run.task)
+            return
+        facts = self._pool.facts.get(flight.run.task)
+        settlement = settle(flight.run, outcome, facts, max_interruptions=self._max_interruptions)
+        self._unwritten.append(Ended(flight, outcome, settlement))
+        self._event.set()
+
+    # the lease
+
+    def begin(self, lease_id: UUID) -> None:
+        """Work under a new lease."""
+        self.lease_id = lease_id
+        self.look()
+
+    def lose(self) -> int:
+        """Forget all that belongs to the lease, which is lost; return how many outcomes were dropped."""
+        dropped = len(self._unwritten)
+        self.lease_id = None
+        self._unwritten.clear()
+        self._resent.clear()
+        return dropped
+
+    # the loop
+
+    async def run(self) -> None:
+        """Exchange outcomes for runs, for ever."""
+        while True:
+            await self._event.wait()
+            self._event.clear()
+            try:
+                while self.lease_id is not None and await self._step(self.lease_id):
+                    pass
+                self._backoff.reset()
+            except DatabaseError as error:
+                self._must_reconcile = True
+                pause = self._backoff.next_seconds()
+                logger.warning("The database does not answer (%s); next try in %.1f s.", _first_line(error), pause)
+                await asyncio.sleep(pause)
+                self._event.set()
+
+    def has_claimed_enough(self) -> bool:
+        """Return whether as many runs were claimed as this dispatcher is to run at all."""
+        return self._max_runs is not None and self.claimed_total >= self._max_runs
+
+    def is_settled(self) -> bool:
+        """Return whether every outcome so far is written."""
+        return not (self._unwritten or self.is_under_way)
+
+    def is_idle(self) -> bool:
+        """Return whether there is nothing to write, and the last look found nothing."""
+        return self.is_settled() and not self._should_look and not self._must_reconcile
+
+    async def _step(self, lease_id: UUID) -> bool:
+        """Make one exchange if there is a reason to; return whether to go on at once."""
+        if self._must_reconcile:
+            await self._reconcile(lease_id)
+        limit, excluded = self._limit()
+        batch = [self._unwritten.popleft() for _ in range(min(len(self._unwritten), LARGEST_BATCH))]
+        if not batch and not (limit and self._should_look):
+            return False
+        batch.sort(key=lambda ended: ended.settlement.run_id)  # every writer locks rows in this order
+        if limit:
+            self._should_look = False
+        self.is_under_way = True
+        began = self._loop.time()
+        try:
+            exchange = await self._exchange(lease_id, batch, limit, excluded)
+        except DatabaseError:
+            if self.lease_id == lease_id:
+                self._unwritten.extendleft(reversed(batch))
+                self._resent.update(ended.flight.token for ended in batch)
+            self._should_look = True
+            raise
+        finally:
+            self.is_under_way = False
+        self._note_written(batch, exchange)
+        if self.lease_id == lease_id:
+            self._take(exchange, limit, lease_id)
+            found_nothing = limit > 0 and not exchange.claimed
+            if excluded and len(exchange.claimed) < limit:
+                self._spare_the_database(began)
+            elif not self._unwritten and (found_nothing or self.has_claimed_enough()):
+                self._on_quiet()
+        return bool(self._unwritten or self._should_look)
+
+    def _limit(self) -> tuple[int, list[str]]:
+        if not self.is_claiming:
+            return 0, []
+        room, excluded = self._pool.room()
+        if excluded and self._loop.time() < self._no_picking_before:
+            return 0, []
+        if self._max_runs is not None:
+            room = min(room, self._max_runs - self.claimed_total)
+        return room, excluded
+
+    def _spare_the_database(self, began: float) -> None:
+        """Picking one lane's runs from among the other's walks the backlog: let it take 5 % of the time at most."""
+        now = self._loop.time()
+        self._no_picking_before = now + 20 * (now - began)
+        self._loop.call_at(self._no_picking_before, self.look)
+
+    async def _exchange(self, lease_id: UUID, batch: Sequence[Ended], limit: int, excluded: Sequence[str]) -> Exchange:
+        try:
+            return await self._store.call(
+                self._store.store.exchange,
+                lease_id,
+                [ended.settlement for ended in batch],
+                queues=self._queues() if limit else (),
+                limit=limit,
+                excluded_tasks=excluded,
+                at_most_once_tasks=[path for path, facts in self._pool.facts.items() if facts.on_lost == "fail"],
+            )
+        except DatabaseError as error:
+            if not batch or not _is_unstorable(error):
+                raise
+            return await self._exchange_piecemeal(lease_id, batch, error)
+
+    async def _exchange_piecemeal(self, lease_id: UUID, batch: Sequence[Ended], error: DatabaseError) -> Exchange:
+        """One outcome of the batch cannot be stored: find it by halves, and store that it cannot be."""
+        if len(batch) == 1:
+            ended = batch[0]
+            message = f"PostgreSQL cannot store what the body returned: {_first_line(error)}"
+            text = error_document("result", message, attempt=ended.flight.run.attempt)
+            outcome = Outcome(*ended.flight.token, Verdict.UNSTORABLE, ended.outcome.duration_seconds, text)
+            settlement = settle(ended.flight.run, outcome, None, max_interruptions=self._max_interruptions)
+            refused = await self._store.call(self._store.store.exchange, lease_id, [settlement], queues=(), limit=0)
+            return refused
+        middle = len(batch) // 2
+        halves = [await self._exchange(lease_id, half, 0, ()) for half in (batch[:middle], batch[middle:])]
+        return Exchange((), [run_id for half in halves for run_id in half.refused])
+
+    def _take(self, exchange: Exchange, limit: int, lease_id: UUID) -> None:
+        self.claimed_total += len(exchange.claimed)
+        for run in exchange.claimed:
+            self._pool.take(run, lease_id)
+        if limit and len(exchange.claimed) == limit:
+            self._should_look = True
+        elif exchange.claimed:
+            self._plan_second_looks()
+
+    def _plan_second_looks(self) -> None:
+        for handle in self._second_looks:
+            handle.cancel()
+        self._second_looks = [self._loop.call_later(seconds, self.look) for seconds in SECOND_LOOKS_SECONDS]
+
+    def _note_written(self, batch: Sequence[Ended], exchange: Exchange) -> None:
+        refused = set(exchange.refused)
+        for ended in batch:
+            run = ended.flight.run
+            was_resent = ended.flight.token in self._resent
+            self._resent.discard(ended.flight.token)
+            if run.id not in refused:
+                _log(ended)
+            elif was_resent:
+                logger.info("Run %s (%s): its outcome was written before the connection broke.", run.id, run.task)
+            else:
+                logger.warning("Run %s (%s): lease lost; its outcome is dropped.", run.id, run.task)
+
+    async def _reconcile(self, lease_id: UUID) -> None:
+        """After trouble, compare what the database holds under our lease with what is here."""
+        held = set(await self._store.call(self._store.store.held, lease_id))
+        ours = {ended.flight.token for ended in self._unwritten}
+        for run_id, epoch in held:
+            if (run_id, epoch) not in ours and not self._pool.knows((run_id, epoch)):
+                logger.warning("Run %s was claimed, but the answer was lost; it is released.", run_id)
+                release = Settlement(run_id, epoch, "READY", was_started=False)
+                await self._store.call(self._store.store.exchange, lease_id, [release], queues=(), limit=0)
+        for executor in list(self._pool.executors.values()):
+            if any(flight.token not in held for flight in executor.flights.values()):
+                logger.error("Executor %s runs what is not ours any more; it is killed.", executor.pid)
+                self._pool.kill(executor, "its run is not ours any more")
+        self._must_reconcile = False
+
+
+def _log(ended: Ended) -> None:
+    """One line a transition: INFO when all is well, WARNING when somebody may want to know."""
+    run, outcome, settlement = ended.flight.run, ended.outcome, ended.settlement
+    if settlement.has_failed or settlement.was_interrupted:
+        level = logging.WARNING
+    else:
+        level = logging.DEBUG if outcome.verdict is Verdict.UNSTARTED else logging.INFO
+    if logger.isEnabledFor(level):
+        logger.log(
+            level,
+            "Run %s %s %s: %s after %.3f s (attempt %s).",
+            run.id,
+            run.task,
+            settlement.status,
+            outcome.verdict.name.lower().replace("_", " "),
+            outcome.duration_seconds,
+            run.attempt,
+        )
+
+
+def _is_unstorable(error: DatabaseError) -> bool:
+    """Whether the data is to blame: a value that a type cannot hold, or a limit of the program (class 54)."""
+    return isinstance(error, DataError) or str(getattr(error.__cause__, "sqlstate", "")).startswith("54")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0] or type(error).__name__

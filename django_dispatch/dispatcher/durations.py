@@ -1,0 +1,31 @@
+"""How long runs take, learnt as they end: who is tiny may be sent ahead. In the dispatcher."""
+
+TINY_SECONDS = 0.002
+AHEAD_SECONDS = 0.02  # how much work may wait in an executor's socket
+LEAST_SECONDS = 0.0002  # what even an empty body costs, all told
+WEIGHT = 0.2  # of the newest duration in the moving average
+
+
+class Durations:
+    """Moving averages of body durations, a task and overall, in seconds. Bounded by the number of tasks."""
+
+    def __init__(self) -> None:
+        self._of_task: dict[str, float] = {}
+        self._overall: float | None = None
+
+    def learn(self, task: str, seconds: float) -> None:
+        """Take in the duration of a body that ended, or has run for so long already."""
+        known = self._of_task.get(task)
+        self._of_task[task] = seconds if known is None else known + WEIGHT * (seconds - known)
+        overall = self._overall
+        self._overall = seconds if overall is None else overall + WEIGHT * (seconds - overall)
+
+    def is_tiny(self, task: str) -> bool:
+        """Return whether a run of this task may wait behind others: it has proved short."""
+        return self._of_task.get(task, TINY_SECONDS) < TINY_SECONDS
+
+    def ahead(self, most: int) -> int:
+        """Return how many runs, at most ``most``, may be sent ahead to one executor, as runs have been of late."""
+        if self._overall is None or self._overall >= TINY_SECONDS:
+            return 0
+        return min(most, int(AHEAD_SECONDS / max(self._overall, LEAST_SECONDS)))

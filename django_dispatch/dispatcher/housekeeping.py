@@ -1,0 +1,137 @@
+"""What must happen whether or not there is work: reclaim, promote, prune, poll. Each off its own timer, on the loop.
+
+A step that fails is logged once, repeated with back-off, and logged again when it works; none can hold up another, for
+each is a task of its own and the store gives each call a deadline.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from uuid import UUID
+
+from django.db import Error as DatabaseError
+
+from ..store.base import Neighbour, Reclaimed
+from . import process
+from .backoff import Backoff
+from .store_thread import StoreThread
+
+JITTER = 0.2
+PRUNE_SECONDS = 60.0
+PRUNE_LIMIT = 5000
+PROMOTE_LIMIT = 1000
+NEIGHBOUR_SECONDS = 0.5
+RECLAIM_GRACE_SECONDS = 2.0
+
+logger = logging.getLogger("django_dispatch.housekeeping")
+
+
+class Housekeeping:
+    """The steps that keep the tables in order for all dispatchers. ``on_ready`` is told of queues that got READY runs."""
+
+    def __init__(
+        self,
+        store: StoreThread,
+        *,
+        ttl_seconds: float,
+        poll_seconds: float,
+        max_interruptions: int,
+        retention: Mapping[str, float | None],
+        own_lease: Callable[[], UUID | None],
+        on_ready: Callable[[Sequence[str]], None],
+    ) -> None:
+        self._store = store
+        self._ttl_seconds = ttl_seconds
+        self._poll_seconds = poll_seconds
+        self._max_interruptions = max_interruptions
+        self._retention = retention
+        self._own_lease = own_lease
+        self._on_ready = on_ready
+        self._neighbours: Sequence[Neighbour] = ()
+        self.last_success: dict[str, float] = {}
+        """When each step last succeeded, by time.time()."""
+
+    async def repeat(self, name: str, seconds: float, step: Callable[[], Awaitable[float | None]]) -> None:
+        """Do a step for ever, every ``seconds`` ± 20 %, or after as many seconds as it returned."""
+        backoff = Backoff()
+        is_failing = False
+        while True:
+            try:
+                pause = await step()
+                self.last_success[name] = time.time()
+                backoff.reset()
+                if is_failing:
+                    logger.info("Housekeeping step %s works again.", name)
+                is_failing = False
+            except Exception as error:
+                pause = backoff.next_seconds()
+                if not is_failing:
+                    is_expected = isinstance(error, DatabaseError)
+                    text = str(error).strip().split("\n", 1)[0]
+                    logger.warning("Housekeeping step %s fails: %s", name, text, exc_info=not is_expected)
+                is_failing = True
+            await asyncio.sleep((seconds if pause is None else pause) * random.uniform(1 - JITTER, 1 + JITTER))
+
+    def steps(self) -> dict[str, tuple[float, Callable[[], Awaitable[float | None]]]]:
+        """Return each step with its period in seconds."""
+        return {
+            "reclaim": (self._ttl_seconds / 2, self.reclaim),
+            "neighbours": (NEIGHBOUR_SECONDS, self.look_at_neighbours),
+            "promote": (self._poll_seconds, self.promote),
+            "prune": (PRUNE_SECONDS, self.prune),
+        }
+
+    async def reclaim(self, dead_leases: Sequence[UUID] = ()) -> None:
+        """Take back the runs of leases that expired or do not exist, of ``dead_leases`` too."""
+        reclaimed = await self._store.call(
+            self._store.store.reclaim,
+            grace_seconds=RECLAIM_GRACE_SECONDS,
+            max_interruptions=self._max_interruptions,
+            dead_leases=dead_leases,
+        )
+        for run in reclaimed:
+            logger.warning(
+                "Run %s (%s) is reclaimed from lease %s: %s.", run.run_id, run.task, run.lease_id, run.status
+            )
+        await self._announce([run.queue for run in reclaimed if _is_ready(run)])
+        self._neighbours = await self._store.call(
+            self._store.store.neighbours, host=process.host_name(), besides=self._own_lease()
+        )
+
+    async def look_at_neighbours(self) -> None:
+        """Reclaim at once from dispatchers of this host that are dead, with all their executors."""
+        dead = [neighbour.lease_id for neighbour in self._neighbours if process.is_dead(neighbour.process)]
+        if dead:
+            await self.reclaim(dead)
+
+    async def promote(self) -> float | None:
+        """Make due runs READY; returns the seconds until the next is due, if that is before the next poll."""
+        queues, next_seconds = await self._store.call(self._store.store.promote, limit=PROMOTE_LIMIT)
+        await self._announce(queues)
+        if queues:
+            return 0.0
+        return None if next_seconds is None else max(0.01, min(next_seconds, self._poll_seconds))
+
+    async def prune(self) -> None:
+        """Delete final runs past their retention, in batches, with a breath in between."""
+        for status, age_seconds in self._retention.items():
+            while age_seconds is not None:
+                deleted = await self._store.call(
+                    self._store.store.prune, status=status, age_seconds=age_seconds, limit=PRUNE_LIMIT
+                )
+                if deleted < PRUNE_LIMIT:
+                    break
+                await asyncio.sleep(0.05)
+
+    async def _announce(self, queues: Sequence[str]) -> None:
+        """Wake ourselves, and the others too: there may be more than we have room for."""
+        names = sorted(set(queues))
+        if names:
+            self._on_ready(names)
+            await self._store.call(self._store.store.notify, [f"ready:{name}" for name in names])
+
+
+def _is_ready(run: Reclaimed) -> bool:
+    return run.status == "READY"

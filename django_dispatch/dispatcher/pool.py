@@ -1,0 +1,327 @@
+"""The pool: which executor starts which run, and what is known when one ends or dies. On the dispatcher's loop."""
+
+import asyncio
+import itertools
+import logging
+import signal
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+from uuid import UUID
+
+from ..executors.fence import Board
+from ..finish import TaskFacts
+from ..messages import Kind, Outcome, Progress, Ready, Retiring, Started, Stop, Verdict, error_document
+from ..store.base import ClaimedRun
+from .backoff import Backoff
+from .durations import Durations
+from .executor import Executor, Flight, Token
+
+logger = logging.getLogger("django_dispatch.dispatcher")
+
+
+class Zygote(Protocol):
+    """What the pool needs of the zygote."""
+
+    def spawn(self, executor: int, *, kind: Kind, slot: int, descriptors: tuple[int, int]) -> None: ...
+    def signal(self, executor: int, number: signal.Signals) -> None: ...
+    def kill(self, executor: int, cause: str) -> None: ...
+
+
+class Pool:
+    """Executors by lane (sync, async), and the flights in them.
+
+    ``on_outcome`` gets every flight that ended with its outcome, once. ``on_room`` is called when a run could start.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        *,
+        processes: int,
+        async_concurrency: int,
+        claim_limit: int,
+        default_timeout_seconds: float | None,
+        on_outcome: Callable[[Flight, Outcome], None],
+        on_progress: Callable[[Flight, str], None],
+        on_room: Callable[[], None],
+    ) -> None:
+        self._board = board
+        self._processes = processes
+        self._async_concurrency = async_concurrency
+        self._claim_limit = claim_limit
+        self._default_timeout_seconds = default_timeout_seconds
+        self._on_outcome = on_outcome
+        self._on_progress = on_progress
+        self._on_room = on_room
+        self._loop = asyncio.get_running_loop()
+        self._ids = itertools.count(1)
+        self._zygote: Zygote | None = None
+        self._backoff = Backoff(first_seconds=0.5, longest_seconds=30.0)
+        self._respawn: asyncio.TimerHandle | None = None
+        self._exited = asyncio.Event()
+        self.facts: Mapping[str, TaskFacts] = {}
+        self.executors: dict[int, Executor] = {}
+        self.durations = Durations()
+        self.waiting: deque[Flight] = deque()
+        """Claimed, but every executor of their lane is busy: soon started, or given back."""
+        self.is_filling = False
+        """Whether executors that are missing are to be started."""
+
+    # what is there
+
+    def lane(self, kind: Kind) -> list[Executor]:
+        return [executor for executor in self.executors.values() if executor.kind == kind]
+
+    def flights(self) -> list[Flight]:
+        """Return every run that an executor has, started or not."""
+        return [flight for executor in self.executors.values() for flight in executor.flights.values()]
+
+    def find(self, token: Token) -> tuple[Executor, Flight] | None:
+        for executor in self.executors.values():
+            if token in executor.flights:
+                return executor, executor.flights[token]
+        return None
+
+    def knows(self, token: Token) -> bool:
+        return self.find(token) is not None or any(flight.token == token for flight in self.waiting)
+
+    def slots(self) -> int:
+        """Return how many runs can run at once when the pool is full."""
+        return self._processes + (self._async_concurrency if self._wanted(Kind.ASYNC) else 0)
+
+    def room(self) -> tuple[int, list[str]]:
+        """Return how many runs may be claimed now, and the tasks that may not: those whose lane is full.
+
+        What will be claimed may all be of one lane, so the smaller room of the two is what there is.
+        """
+        if self.waiting:
+            return 0, []
+        ahead = self.durations.ahead(self._claim_limit)
+        rooms = dict.fromkeys(Kind, 0)
+        for executor in self.executors.values():
+            if executor.is_ready and not executor.is_doomed:
+                rooms[executor.kind] += max(0, executor.capacity + ahead - len(executor.flights))
+        open_rooms = {kind: room for kind, room in rooms.items() if room > 0}
+        if not open_rooms:
+            return 0, []
+        full = {kind for kind in Kind if kind not in open_rooms}
+        excluded = [path for path, facts in self.facts.items() if facts.kind in full] if full else []
+        return min(*open_rooms.values(), self._claim_limit), excluded
+
+    # runs
+
+    def take(self, run: ClaimedRun, lease_id: UUID) -> None:
+        """Start a claimed run as soon as an executor is free."""
+        facts = self.facts.get(run.task)
+        flight = Flight(run, facts or TaskFacts(Kind.SYNC), lease_id, self._loop.time())
+        if facts is None:
+            message = f"This dispatcher has no task {run.task!r}."
+            text = error_document("unknown_task", message, attempt=run.attempt)
+            self._on_outcome(flight, Outcome(*flight.token, Verdict.UNKNOWN_TASK, text=text))
+            return
+        flight.timeout_seconds = run.timeout_seconds or facts.timeout_seconds or self._default_timeout_seconds
+        if self.waiting or not self._assign(flight):
+            self.waiting.append(flight)
+
+    def _assign(self, flight: Flight) -> bool:
+        """Send a run to the least busy executor of its lane: to an idle one, or ahead if it is known to be tiny."""
+        ahead = self.durations.ahead(self._claim_limit) if self.durations.is_tiny(flight.run.task) else 0
+        best = None
+        for executor in self.executors.values():
+            if executor.kind == flight.facts.kind and executor.is_ready and not executor.is_doomed:
+                load = len(executor.flights) - executor.capacity
+                if load < ahead and (best is None or load < len(best.flights) - best.capacity):
+                    best = executor
+        return best is not None and best.assign(flight)
+
+    def assign_waiting(self) -> None:
+        """Start runs that wait, in order, one lane not holding up the other."""
+        for _ in range(len(self.waiting)):
+            flight = self.waiting.popleft()
+            if not self._assign(flight):
+                self.waiting.append(flight)
+
+    def take_back_from(self, executor: Executor) -> None:
+        """Let other executors have what this one has not started."""
+        self.waiting.extendleft(reversed(executor.take_back()))
+
+    def recall(self, executor: Executor, flight: Flight) -> None:
+        """Give back one run that was assigned, if it has not started; others behind it go on elsewhere."""
+        self.take_back_from(executor)
+        if flight in self.waiting:
+            self.waiting.remove(flight)
+            self._on_outcome(flight, Outcome(*flight.token, Verdict.UNSTARTED))
+        self.assign_waiting()
+
+    def release_waiting(self, older_than: float) -> None:
+        """Give back claimed runs that have waited since before ``older_than``, by the loop's clock."""
+        kept = [flight for flight in self.waiting if flight.claimed_at >= older_than]
+        given_up = [flight for flight in self.waiting if flight.claimed_at < older_than]
+        self.waiting = deque(kept)
+        for flight in given_up:
+            self._on_outcome(flight, Outcome(*flight.token, Verdict.UNSTARTED))
+
+    # reports
+
+    def _read(self, executor: Executor) -> None:
+        had_outcome = False
+        for message in executor.read():
+            if isinstance(message, Outcome):
+                had_outcome = True
+                flight = executor.land((message.run_id, message.epoch))
+                if flight is not None:
+                    if flight.started_at is not None:
+                        self.durations.learn(flight.run.task, message.duration_seconds)
+                    self._on_outcome(flight, message)
+            elif isinstance(message, Started):
+                executor.mark_started((message.run_id, message.epoch), self._loop.time())
+            elif isinstance(message, Progress):
+                flight = executor.flights.get((message.run_id, message.epoch))
+                if flight is not None:
+                    self._on_progress(flight, message.text)
+            elif isinstance(message, Ready):
+                executor.is_ready = had_outcome = True
+                self._backoff.reset()
+            elif isinstance(message, Retiring):
+                executor.is_doomed = True
+                self.take_back_from(executor)
+                self._fill()
+        if had_outcome:
+            self.assign_waiting()
+            self._on_room()
+
+    # executors
+
+    def fill(self, zygote: Zygote) -> None:
+        """Start what is missing, now and whenever an executor dies, through this zygote."""
+        self._zygote = zygote
+        self.is_filling = True
+        self._fill()
+
+    def _wanted(self, kind: Kind) -> int:
+        if kind == Kind.SYNC:
+            return self._processes
+        return int(self._async_concurrency > 0 and any(facts.kind == Kind.ASYNC for facts in self.facts.values()))
+
+    def _fill(self) -> None:
+        self._respawn = None
+        if self._zygote is None or not self.is_filling:
+            return
+        for kind in Kind:
+            present = sum(not executor.is_doomed for executor in self.lane(kind))
+            for _ in range(self._wanted(kind) - present):
+                self._spawn(self._zygote, kind)
+
+    def _spawn(self, zygote: Zygote, kind: Kind) -> None:
+        taken = {executor.slot for executor in self.executors.values()}
+        slot = next((slot for slot in range(self._board.slots) if slot not in taken), None)
+        if slot is None:
+            return  # so many are still dying; the next exit comes back here
+        self._board.clear_slot(slot)
+        capacity = 1 if kind == Kind.SYNC else self._async_concurrency
+        executor = Executor(next(self._ids), kind, slot, capacity, born_at=self._loop.time())
+        zygote.spawn(executor.id, kind=kind, slot=slot, descriptors=executor.descriptors)
+        executor.forget_their_reports()
+        self.executors[executor.id] = executor
+        self._loop.add_reader(executor.reports, self._read, executor)
+
+    def kill(self, executor: Executor, cause: str) -> None:
+        """Kill an executor; what it had not started goes to others, the rest is settled when it is dead."""
+        executor.is_doomed = True
+        self.take_back_from(executor)
+        if self._zygote is not None:
+            self._zygote.kill(executor.id, cause)
+
+    def stop(self, executor: Executor, flight: Flight, reason: Stop) -> None:
+        """Tell a body to end: by a signal that names its attempt, or by an order to its event loop."""
+        flight.stop = reason
+        if executor.kind == Kind.ASYNC:
+            executor.order_stop(flight, reason)
+        elif self._zygote is not None:
+            self._board.order_stop(executor.slot, flight.token, reason)
+            self._zygote.signal(executor.id, signal.SIGUSR1)
+
+    def on_spawned(self, executor_id: int, pid: int) -> None:
+        if executor_id in self.executors:
+            self.executors[executor_id].pid = pid
+
+    def on_exited(self, executor_id: int, status: int, cause: str, peak_kb: int) -> None:
+        """Settle what a dead executor had, and start another one."""
+        executor = self.executors.get(executor_id)
+        if executor is None:
+            return
+        self._read(executor)
+        self._loop.remove_reader(executor.reports)
+        del self.executors[executor_id]
+        self.take_back_from(executor)
+        for flight in list(executor.flights.values()):
+            executor.land(flight.token)
+            self._on_outcome(flight, outcome_of_death(flight, executor, status, cause, peak_kb))
+        executor.close()
+        if not executor.is_ready:
+            logger.error("Executor %s died before it was ready (%s).", executor.pid, describe_status(status))
+        self._exited.set()
+        self._schedule_fill(at_once=executor.is_ready)
+        self.assign_waiting()
+        self._on_room()
+
+    def _schedule_fill(self, *, at_once: bool) -> None:
+        if at_once and self._respawn is None:
+            self._fill()
+        elif self._respawn is None:
+            self._respawn = self._loop.call_later(self._backoff.next_seconds(), self._fill)
+
+    def zygote_died(self) -> None:
+        """Settle what its executors had: the kernel has killed them with it."""
+        self._zygote = None
+        self.is_filling = False
+        for executor in list(self.executors.values()):
+            self.on_exited(executor.id, -signal.SIGKILL, "", 0)
+
+    async def kill_all(self, cause: str) -> None:
+        """Kill every executor there is, drop what they had, and return when all are dead."""
+        self.is_filling = False
+        self.waiting.clear()
+        doomed = list(self.executors.values())
+        for executor in doomed:
+            self.kill(executor, cause)
+            executor.flights.clear()
+            executor.unstarted = 0
+        self.waiting.clear()
+        while any(executor.id in self.executors for executor in doomed):
+            self._exited.clear()
+            await self._exited.wait()
+
+
+def describe_status(status: int) -> str:
+    """Say how a process ended: ``killed by SIGKILL`` or ``exit code 3``."""
+    if status >= 0:
+        return f"exit code {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
+
+
+def outcome_of_death(flight: Flight, executor: Executor, status: int, cause: str, peak_kb: int) -> Outcome:
+    """Return the outcome of a run whose executor is dead: by its own doing, or by ours."""
+    run = flight.run
+    facts: dict[str, Any] = {
+        "attempt": run.attempt,
+        "executor": str(executor.pid),
+        "exit_status": status,
+        "peak_kb": peak_kb,
+    }
+    how = describe_status(status)
+    if flight.stop is Stop.TIMEOUT:
+        message = f"Its body ran longer than {flight.timeout_seconds:g} s and did not stop when told to; it was killed."
+        return Outcome(*flight.token, Verdict.TIMED_OUT, text=error_document("timeout", message, **facts))
+    if flight.stop is Stop.CANCEL:
+        message = "Its body did not stop when told to; it was killed."
+        return Outcome(*flight.token, Verdict.CANCELLED, text=error_document("cancelled", message, **facts))
+    if flight.stop is Stop.SHUTDOWN or cause:
+        message = f"Its executor was stopped ({cause or 'shutdown'})."
+        return Outcome(*flight.token, Verdict.INTERRUPTED, text=error_document("shutdown", message, **facts))
+    message = f"Its executor died: {how}."
+    return Outcome(*flight.token, Verdict.LOST, text=error_document("lost", message, **facts))

@@ -1,0 +1,68 @@
+"""Which process a lease belongs to, and whether it still lives: only knowable on its own host."""
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+BOOT_MARK = "DJANGO_DISPATCH_BOOT"  # in the environment of the zygote and of all that descends from it
+
+
+def host_name() -> str:
+    """Return the name under which leases of this host are found."""
+    return socket.gethostname()
+
+
+def identity(boot_mark: str) -> dict[str, Any]:
+    """Describe this dispatcher, so that a neighbour can tell whether it and its executors live. Linux only; else {}."""
+    try:
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return {}
+    return {
+        "boot_id": boot_id,
+        "pid_namespace": namespace,
+        "uid": os.geteuid(),
+        "dispatcher": [os.getpid(), start_time(os.getpid())],
+        "mark": boot_mark,
+    }
+
+
+def is_dead(process: Mapping[str, Any]) -> bool:
+    """Return whether a dispatcher is surely dead, with its zygote and every executor. False also means: cannot tell."""
+    ours = identity("")
+    if not ours or any(process.get(key) != ours[key] for key in ("boot_id", "pid_namespace")):
+        return False
+    if ours["uid"] not in (0, process.get("uid")):
+        return False  # we could not look into its executors
+    try:
+        pid, started = process["dispatcher"]
+        if start_time(pid) == started:
+            return False
+        mark = f"{BOOT_MARK}={process['mark']}".encode()
+    except (KeyError, TypeError, ValueError):
+        return False
+    return not any(mark in environment for environment in _environments())
+
+
+def start_time(pid: int) -> int:
+    """Return when a process started, in clock ticks since boot; 0 if there is none, or a dead one not yet reaped."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return 0
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return 0 if fields[0] in b"ZX" else int(fields[19])
+
+
+def _environments() -> list[bytes]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                found.append((entry / "environ").read_bytes())
+            except OSError:
+                continue  # gone, or another user's
+    return found

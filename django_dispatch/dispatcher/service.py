@@ -1,0 +1,402 @@
+"""The dispatcher: wires the parts, runs them, and ends so that nothing is left behind.
+
+zygote and pool start executors; the LeaseKeeper holds the lease; wakeups and polls make the claims loop look; the
+watch stops bodies; housekeeping serves all dispatchers. The lease's word counts: without one nothing is claimed.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+from uuid import UUID, uuid4
+
+from django.db import Error as DatabaseError
+
+from ..conf import MAX_SLOTS, DispatchSettings
+from ..executors.fence import Board
+from ..finish import TaskFacts
+from ..messages import Kind, Outcome
+from ..store.base import NewLease
+from ..store.postgres import open_store
+from ..store.session import connection_params
+from ..wakeups.base import Wakeup
+from ..wakeups.pg_notify import Listener
+from . import process
+from .backoff import Backoff
+from .claims import Claims
+from .executor import Flight
+from .housekeeping import Housekeeping
+from .lease import LeaseKeeper
+from .pool import Pool
+from .queues import Queues
+from .shutdown import drain, surrender
+from .store_thread import StoreThread
+from .watch import Watch
+from .zygote import ZygoteProcess
+
+PROGRESS_SECONDS = 0.5
+
+logger = logging.getLogger("django_dispatch.dispatcher")
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """How this dispatcher is to live: for ever, until nothing is due, or for so many runs; and how loud."""
+
+    is_burst: bool = False
+    max_runs: int | None = None
+    verbosity: int = 1
+
+
+class Dispatcher:
+    """One dispatcher. ``await run()`` serves until a signal, or the mode, ends it, and returns the exit code."""
+
+    def __init__(self, settings: DispatchSettings, mode: Mode) -> None:
+        self.settings = settings
+        self.mode = mode
+        self._loop = asyncio.get_running_loop()
+        self._boot_mark = uuid4().hex
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._ending = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._is_ending = False
+        self._zygote: ZygoteProcess | None = None
+        self._zygote_gone = asyncio.Event()
+        self._is_zygote_ready = False
+        self._zygote_backoff = Backoff(first_seconds=1.0, longest_seconds=30.0)
+        self._progress: dict[tuple[int, int], str] = {}
+        self.queues = Queues(settings.queues)
+        self.board = Board.create(slots=2 * settings.processes + 4)
+        self.store = self._open_store_thread()
+        self.pool = self._make_pool()
+        self.claims = Claims(
+            self.store,
+            self.pool,
+            queues=self.queues.names,
+            max_interruptions=settings.max_interruptions,
+            max_runs=mode.max_runs,
+            on_quiet=self._on_quiet,
+        )
+        self.keeper = self._make_keeper()
+        self.watch = Watch(
+            self.pool,
+            self.board,
+            grace_seconds=settings.cancel_grace_seconds,
+            ready_timeout_seconds=settings.executor_ready_timeout_seconds,
+        )
+        self.housekeeping = self._make_housekeeping()
+        self.listener = self._make_listener()
+
+    # the parts
+
+    def _open_store_thread(self) -> StoreThread:
+        seconds = self.settings.lease_ttl_seconds
+        store = open_store(self.settings.database, "store", statement_timeout_seconds=seconds)
+        return StoreThread(store, deadline_seconds=seconds * 1.5)
+
+    def _make_pool(self) -> Pool:
+        return Pool(
+            self.board,
+            processes=self.settings.processes,
+            async_concurrency=self.settings.async_concurrency,
+            claim_limit=self.settings.claim_limit,
+            default_timeout_seconds=self.settings.default_timeout_seconds,
+            on_outcome=lambda flight, outcome: self._on_outcome(flight, outcome),
+            on_progress=lambda flight, text: self._progress.__setitem__(flight.token, text),
+            on_room=lambda: self.claims.on_room(),
+        )
+
+    def _make_keeper(self) -> LeaseKeeper:
+        settings = self.settings
+        template = NewLease(
+            id=UUID(int=0),
+            node=settings.node,
+            host=process.host_name(),
+            pid=os.getpid(),
+            process=process.identity(self._boot_mark),
+            queues=list(settings.queues or ["*"]),
+            slots=settings.processes + settings.async_concurrency,
+            version=package_version(),
+        )
+        return LeaseKeeper(
+            open_store(settings.database, "keeper", statement_timeout_seconds=settings.renew_seconds),
+            self.board,
+            template,
+            ttl_seconds=settings.lease_ttl_seconds,
+            renew_seconds=settings.renew_seconds,
+            margin_seconds=settings.margin_seconds,
+            on_acquired=lambda lease_id: self._from_thread(self._on_lease_acquired, lease_id),
+            on_lost=lambda lease_id: self._from_thread(self._on_lease_lost, lease_id),
+        )
+
+    def _make_housekeeping(self) -> Housekeeping:
+        return Housekeeping(
+            self.store,
+            ttl_seconds=self.settings.lease_ttl_seconds,
+            poll_seconds=self.settings.poll_interval_seconds,
+            max_interruptions=self.settings.max_interruptions,
+            retention=self.settings.retention,
+            own_lease=lambda: self.claims.lease_id,
+            on_ready=self._on_ready,
+        )
+
+    def _make_listener(self) -> Listener | None:
+        if "pg_notify" not in self.settings.wakeups:
+            return None
+        backoff = Backoff()
+
+        async def send(payload: str) -> None:
+            await self.store.call(self.store.store.notify, [payload])
+
+        return Listener(
+            self._listen_params,
+            on_wakeup=self._on_wakeup,
+            on_connected=self.claims.look,
+            send=send,
+            pause=backoff.next_seconds,
+            on_proved=backoff.reset,
+        )
+
+    def _listen_params(self) -> dict[str, Any]:
+        if self.settings.listen_dsn is not None:
+            return {"conninfo": self.settings.listen_dsn, "application_name": "django_dispatch listener"}
+        return connection_params(self.settings.database, "listener")
+
+    # the life
+
+    async def run(self) -> int:
+        """Serve; return 0 if nothing was left behind."""
+        sys.setswitchinterval(0.0005)  # the keeper and store threads wait for the interpreter no longer than that
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self.end, signal.Signals(number).name)
+        self.keeper.start()
+        self._start_zygote()
+        self._own("claims", self.claims.run())
+        self._own("watch", self.watch.run())
+        self._own("progress", self._report_progress())
+        for name, (seconds, step) in (self._own_steps() | self.housekeeping.steps()).items():
+            self._own(name, self.housekeeping.repeat(name, seconds, step))
+        if self.listener is not None:
+            self._own("listener", self.listener.run())
+        await self._ending.wait()
+        return await self._end()
+
+    def end(self, why: str) -> None:
+        """End gracefully; a second call makes haste."""
+        if not self._is_ending:
+            self._is_ending = True
+            logger.info(
+                "Draining (%s): no new runs; up to %g s for those that run.",
+                why,
+                self.settings.shutdown_timeout_seconds,
+            )
+            self._ending.set()
+        else:
+            logger.warning("Hurrying (%s): runs are stopped and handed back now.", why)
+            self._hurry.set()
+
+    def _own(self, name: str, work: Coroutine[Any, Any, Any]) -> None:
+        """Run a coroutine as a named task; when one ends by itself, the dispatcher cannot go on."""
+        task = self._loop.create_task(work, name=name)
+        task.add_done_callback(self._on_task_done)
+        self._tasks.add(task)
+
+    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.critical("The %s task failed; the dispatcher ends.", task.get_name(), exc_info=task.exception())
+            self.end("internal error")
+
+    def _from_thread(self, callback: Any, lease_id: UUID) -> None:
+        self._loop.call_soon_threadsafe(callback, lease_id)
+
+    # the zygote
+
+    def _start_zygote(self) -> None:
+        os.environ[process.BOOT_MARK] = self._boot_mark
+        settings = self.settings
+        config = {
+            "dispatcher_pid": os.getpid(),
+            "node": settings.node,
+            "board": self.board.descriptor,
+            "slots": self.board.slots,
+            "verbosity": self.mode.verbosity,
+            "sys_path": sys.path,
+            "async_concurrency": settings.async_concurrency,
+            "connection_check_seconds": min(2.0, settings.margin_seconds / 2),
+            "limits": {
+                "max_runs": settings.executor_max_runs,
+                "max_age_seconds": settings.executor_max_age_seconds,
+                "max_memory_mb": settings.executor_max_memory_mb,
+            },
+        }
+        self._is_zygote_ready = False
+        self._zygote_gone.clear()
+        self._zygote = ZygoteProcess(config, self.board, on_news=self._on_news, on_gone=self._on_zygote_gone)
+
+    def _on_news(self, event: str, facts: dict[str, Any]) -> None:
+        if event == "spawned":
+            self.pool.on_spawned(facts["executor"], facts["pid"])
+        elif event == "exited":
+            self.pool.on_exited(facts["executor"], facts["status"], facts["cause"], facts["peak_kb"])
+        elif event == "ready":
+            self.pool.facts = {
+                path: TaskFacts(Kind(task["kind"]), task["timeout_seconds"], task["max_attempts"], task["on_lost"])
+                for path, task in facts["tasks"].items()
+            }
+            for module, error in facts["broken"].items():
+                logger.error("The task module %s cannot be imported: %s", module, error.strip().split("\n")[-1])
+            self._is_zygote_ready = True
+            self._zygote_backoff.reset()
+            logger.info("Ready: %s tasks are known.", len(self.pool.facts))
+            self._fill_pool()
+
+    def _fill_pool(self) -> None:
+        if self._zygote is not None and self._is_zygote_ready and self.claims.lease_id is not None:
+            self.pool.fill(self._zygote)
+
+    def _on_zygote_gone(self, status: int) -> None:
+        self._zygote_gone.set()
+        self._zygote = None
+        self.pool.zygote_died()
+        if not self._is_ending:
+            pause = self._zygote_backoff.next_seconds()
+            logger.error("The zygote is gone (status %s); a new one is started in %.1f s.", status, pause)
+            self._loop.call_later(pause, lambda: None if self._is_ending else self._start_zygote())
+
+    # the lease
+
+    def _on_lease_acquired(self, lease_id: UUID) -> None:
+        logger.info("Lease %s acquired.", lease_id)
+        self.claims.begin(lease_id)
+        self._fill_pool()
+
+    def _on_lease_lost(self, lease_id: UUID) -> None:
+        self.claims.lose()
+        self._own("ground", self._ground())
+
+    async def _ground(self) -> None:
+        """Make sure that no body of the lost lease is alive before the next lease is taken."""
+        if self._zygote is not None:
+            await self.pool.kill_all("lease")
+        self.keeper.acquire_again()
+
+    # wakeups
+
+    def _on_wakeup(self, wakeup: Wakeup) -> None:
+        if wakeup.kind == "ready":
+            self._on_ready([wakeup.value])
+        elif wakeup.kind == "cancel" and wakeup.value == str(self.claims.lease_id):
+            self._own("cancel", self._look_for_cancellations())
+
+    def _on_ready(self, names: Sequence[str]) -> None:
+        if self.queues.add(names):
+            self.claims.look()
+
+    def _own_steps(self) -> dict[str, Any]:
+        return {
+            "poll": (self.settings.poll_interval_seconds, self._poll),
+            "cancellations": (self.settings.poll_interval_seconds, self._look_for_cancellations),
+            "keeper": (1.0, self._look_at_keeper),
+        }
+
+    async def _poll(self) -> None:
+        if self.queues.serves_all:
+            self.queues.add(await self.store.call(self.store.store.ready_queues))
+        self.claims.is_claiming = not self._is_ending  # from the first poll on: the queues are known
+        self.claims.look()
+
+    async def _look_at_keeper(self) -> None:
+        self.keeper.break_off_if_stuck(self.settings.renew_seconds)
+
+    async def _look_for_cancellations(self) -> None:
+        lease_id = self.claims.lease_id
+        if lease_id is None or not self.pool.flights():
+            return
+        for token in await self.store.call(self.store.store.cancellations, lease_id):
+            found = self.pool.find(token)
+            if found is not None:
+                self.watch.cancel(*found, self._loop.time())
+
+    # outcomes and progress
+
+    def _on_outcome(self, flight: Flight, outcome: Outcome) -> None:
+        self._progress.pop(flight.token, None)
+        self.claims.on_outcome(flight, outcome)
+
+    async def _report_progress(self) -> None:
+        while True:
+            await asyncio.sleep(PROGRESS_SECONDS)
+            lease_id, progress = self.claims.lease_id, self._progress
+            if progress and lease_id is not None:
+                self._progress = {}
+                try:
+                    await self.store.call(self.store.store.report_progress, lease_id, progress)
+                except DatabaseError as error:
+                    logger.debug("Progress could not be stored: %s", error)
+
+    # the end
+
+    def _on_quiet(self) -> None:
+        """Nothing was found, or no more is wanted: is that the end of a burst, or of the last run?"""
+        if self._is_ending or self.pool.flights() or self.pool.waiting:
+            return
+        if self.claims.has_claimed_enough():
+            self.end(f"{self.claims.claimed_total} runs were run")
+        elif self.mode.is_burst:
+            self._own("burst", self._end_burst())
+
+    async def _end_burst(self) -> None:
+        await self.housekeeping.promote()
+        is_empty = self.claims.is_idle() and not self.pool.flights() and not self.pool.waiting
+        if is_empty and not self._is_ending:
+            self.end("nothing is due")
+
+    async def _end(self) -> int:
+        self.keeper.drain()
+        await drain(
+            self.pool,
+            self.watch,
+            self.claims,
+            patience_seconds=self.settings.shutdown_timeout_seconds,
+            hurry=self._hurry,
+        )
+        has_left_nothing = await surrender(self.claims, self.keeper, self.store)
+        for task in self._tasks:
+            task.remove_done_callback(self._on_task_done)
+            task.cancel()
+        await asyncio.wait(self._tasks, timeout=2)
+        self.keeper.stop()
+        await self._close_zygote()
+        try:
+            async with asyncio.timeout(2):
+                await self.store.close()
+        except TimeoutError:
+            self.store.store.abort()
+        logger.info(
+            "Ended; %s.", "nothing was left behind" if has_left_nothing else "some runs are left to be reclaimed"
+        )
+        return 0 if has_left_nothing else 1
+
+    async def _close_zygote(self) -> None:
+        zygote = self._zygote
+        if zygote is None:
+            return
+        zygote.close()
+        try:
+            async with asyncio.timeout(3):
+                await self._zygote_gone.wait()
+        except TimeoutError:
+            zygote.destroy()
+
+
+def package_version() -> str:
+    try:
+        return version("django-dispatch")
+    except PackageNotFoundError:
+        return "0"

@@ -1,0 +1,45 @@
+"""The one thread on which the dispatcher's loop talks to the store: calls in order, each with a deadline."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from ..store.base import Store
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+logger = logging.getLogger("django_dispatch.dispatcher")
+
+
+class StoreThread:
+    """``await thread.call(store.verb, …)`` runs the verb there. A call past its deadline has its connection broken."""
+
+    def __init__(self, store: Store, *, deadline_seconds: float) -> None:
+        self.store = store
+        self._deadline_seconds = deadline_seconds
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
+
+    async def call(self, verb: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run a verb of the store and return what it returns. Raises ``django.db.Error``."""
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(self._executor, lambda: verb(*args, **kwargs))
+        # Armed when the call is made, not when it begins: the calls before it have deadlines of their own.
+        alarm = loop.call_later(self._deadline_seconds, self._break_off)
+        try:
+            # Shielded: a cancelled caller must not leave a call under way that nobody knows of.
+            return await asyncio.shield(future)
+        finally:
+            alarm.cancel()
+
+    def _break_off(self) -> None:
+        logger.warning("A call to the database took longer than %g s; it is broken off.", self._deadline_seconds)
+        self.store.abort()
+
+    async def close(self) -> None:
+        """Let the calls under way end, then close the connection."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._executor, self.store.close)
+        self._executor.shutdown(wait=False)

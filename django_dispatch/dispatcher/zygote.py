@@ -1,0 +1,103 @@
+"""The zygote as the dispatcher sees it: started, given orders, listened to. See executors/zygote.py for the other side."""
+
+import array
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ..executors.fence import Board
+from ..messages import FrameReader, Kind, News
+
+SEND_BUFFER = 1 << 20
+LARGEST_READ = 1 << 18
+
+logger = logging.getLogger("django_dispatch.dispatcher")
+
+
+class ZygoteProcess:
+    """One zygote. ``on_news`` gets each event with its facts; ``on_gone`` the exit status, once."""
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        board: Board,
+        *,
+        on_news: Callable[[str, dict[str, Any]], None],
+        on_gone: Callable[[int], None],
+    ) -> None:
+        self._on_news = on_news
+        self._on_gone = on_gone
+        self._loop = asyncio.get_running_loop()
+        self._frames = FrameReader()
+        self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._news, their_news = socket.socketpair()
+        with theirs, their_news:
+            descriptors = (theirs.fileno(), their_news.fileno(), board.descriptor)
+            arguments = [sys.executable, "-m", "django_dispatch.executors.zygote", *map(str, descriptors[:2])]
+            # PYTHONPATH only to find this package; the zygote then takes our sys.path as it is.
+            environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+            # In a session of its own: Ctrl-C at the terminal is the dispatcher's to answer.
+            self._process = subprocess.Popen(
+                arguments, pass_fds=descriptors, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        self._orders.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        self._orders.send(json.dumps(config).encode())
+        self._news.setblocking(False)
+        self._loop.add_reader(self._news, self._read)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def spawn(self, executor: int, *, kind: Kind, slot: int, descriptors: tuple[int, int]) -> None:
+        """Fork an executor that takes assignments from the first descriptor and reports on the second."""
+        order = {"order": "spawn", "executor": executor, "kind": kind, "slot": slot}
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+        self._orders.sendmsg([json.dumps(order).encode()], ancillary)
+
+    def signal(self, executor: int, number: signal.Signals) -> None:
+        """Send a signal to an executor, if it still lives."""
+        self._order({"order": "signal", "executor": executor, "signal": number})
+
+    def kill(self, executor: int, cause: str) -> None:
+        """Kill an executor and all that it started. Its exit is reported with this cause, if it was the first."""
+        self._order({"order": "kill", "executor": executor, "cause": cause})
+
+    def close(self) -> None:
+        """Let go: the zygote kills what is left and exits. ``on_gone`` follows."""
+        self._orders.close()
+
+    def destroy(self) -> None:
+        """Kill the zygote itself; the kernel then kills its executors."""
+        self._process.kill()
+
+    def _order(self, order: dict[str, Any]) -> None:
+        try:
+            self._orders.send(json.dumps(order).encode())
+        except OSError as error:
+            logger.warning("The zygote does not take orders: %s", error)
+
+    def _read(self) -> None:
+        try:
+            data = self._news.recv(LARGEST_READ)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            for message in self._frames.feed(data):
+                if isinstance(message, News):
+                    facts = json.loads(message.text)
+                    self._on_news(facts.pop("event"), facts)
+            return
+        self._loop.remove_reader(self._news)
+        self._news.close()
+        self._orders.close()
+        self._on_gone(self._process.wait())

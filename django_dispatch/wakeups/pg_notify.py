@@ -1,0 +1,113 @@
+"""The listening end of pg_notify: a connection that does nothing but LISTEN. On the dispatcher's loop.
+
+A wakeup carries no work, so a lost one costs latency and nothing else. That the listening works is proved, not
+believed: every so often the dispatcher sends itself a wakeup, and a connection that does not bring it is replaced.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+
+from .base import CHANNEL, Wakeup
+
+PROOF_SECONDS = 10.0  # how often a quiet connection must prove itself
+ANSWER_SECONDS = 5.0  # and how soon
+
+logger = logging.getLogger("django_dispatch.listener")
+
+
+class Listener:
+    """Calls ``on_wakeup`` for each wakeup, and ``on_connected`` after each LISTEN: then look at the table.
+
+    ``send`` must send a payload on another connection; ``pause`` gives the seconds to wait after a failure.
+    """
+
+    def __init__(
+        self,
+        connect_params: Callable[[], dict[str, Any]],
+        *,
+        on_wakeup: Callable[[Wakeup], None],
+        on_connected: Callable[[], None],
+        send: Callable[[str], Awaitable[None]],
+        pause: Callable[[], float],
+        on_proved: Callable[[], None],
+    ) -> None:
+        self._connect_params = connect_params
+        self._on_wakeup = on_wakeup
+        self._on_connected = on_connected
+        self._send = send
+        self._pause = pause
+        self._on_proved = on_proved
+        self._mark = uuid4().hex
+        self._heard = asyncio.Event()
+        self.is_connected = False
+
+    async def run(self) -> None:
+        """Listen for ever; reconnect after every failure."""
+        while True:
+            try:
+                await self._listen()
+            except (psycopg.Error, OSError, TimeoutError) as error:
+                was_connected, self.is_connected = self.is_connected, False
+                pause = self._pause()
+                text = str(error).strip().split("\n", 1)[0] or type(error).__name__
+                state = "was lost" if was_connected else "cannot be had"
+                logger.warning("The listening connection %s (%s); next try in %.1f s.", state, text, pause)
+                await asyncio.sleep(pause)
+
+    async def _listen(self) -> None:
+        params = await asyncio.get_running_loop().run_in_executor(None, self._connect_params)
+        async with asyncio.timeout(ANSWER_SECONDS * 2):
+            connection = await psycopg.AsyncConnection.connect(**params, autocommit=True)
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await connection.execute(f"LISTEN {CHANNEL}")
+            self.is_connected = True
+            self._on_connected()
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._hear(connection), name="hear")
+                both.create_task(self._prove(), name="prove")
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        finally:
+            await _close(connection)
+
+    async def _hear(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        async for notify in connection.notifies():
+            self._heard.set()
+            wakeup = Wakeup.parse(notify.payload)
+            if wakeup is not None and wakeup.kind != "test":
+                self._on_wakeup(wakeup)
+        raise OSError("the connection was closed")
+
+    async def _prove(self) -> None:
+        """Send ourselves a wakeup whenever nothing was heard for a while; fail when it does not come."""
+        while True:
+            self._heard.clear()
+            try:
+                await self._send(Wakeup("test", self._mark).encode())
+            except Exception as error:
+                logger.debug("No proof of listening could be sent: %s", error)
+                await asyncio.sleep(PROOF_SECONDS)
+                continue
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await self._heard.wait()
+            except TimeoutError:
+                raise TimeoutError(
+                    f"LISTEN brings nothing: a wakeup sent to ourselves did not come within {ANSWER_SECONDS:g} s"
+                ) from None
+            self._on_proved()
+            await asyncio.sleep(PROOF_SECONDS)
+
+
+async def _close(connection: psycopg.AsyncConnection[Any]) -> None:
+    try:
+        async with asyncio.timeout(1):
+            await connection.close()
+    except (psycopg.Error, OSError, TimeoutError):
+        connection.pgconn.finish()
