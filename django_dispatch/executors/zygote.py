@@ -94,6 +94,9 @@ class Zygote:
             if not self._follow_orders():
                 break
         self._kill_all("shutdown")
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.wait()
 
     # the switch
 
