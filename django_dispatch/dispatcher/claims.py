@@ -39,7 +39,7 @@ class Ended:
 
 
 class Claims:
-    """The loop between the store and the pool. ``on_quiet`` is called when a look found nothing, or no more are wanted."""
+    """The loop between store and pool. ``on_quiet`` is called when a look found nothing, or no more are wanted."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The zygote as the dispatcher sees it: started, given orders, listened to. See executors/zygote.py for the other side."""
+"""The zygote as the dispatcher sees it: started, given orders, listened to. Its own side is executors/zygote.py."""
 
 import array
 import asyncio
