@@ -113,31 +113,33 @@ class Pool:
 
     def take(self, runs: Sequence[ClaimedRun], lease_id: UUID) -> None:
         """Start claimed runs as soon as executors are free."""
+        now, lease = self._loop.time(), lease_id.bytes
         for run in runs:
-            self._take(run, lease_id.bytes)
+            facts = self.facts.get(run.task)
+            if facts is None:
+                self._refuse(run, lease, now)
+                continue
+            timeout_seconds = run.timeout_seconds or facts.timeout_seconds or self._default_timeout_seconds
+            flight = Flight(run, (run.id, run.epoch), facts, lease, now, timeout_seconds)
+            if self.waiting or not self._assign(flight):
+                self.waiting.append(flight)
         self._flush()
 
-    def _take(self, run: ClaimedRun, lease: bytes) -> None:
-        facts = self.facts.get(run.task)
-        flight = Flight(run, facts or TaskFacts(Kind.SYNC), lease, self._loop.time())
-        if facts is None:
-            message = f"This dispatcher has no task {run.task!r}."
-            text = error_document("unknown_task", message, attempt=run.attempt)
-            self._on_outcome(flight, Outcome(*flight.token, Verdict.UNKNOWN_TASK, text=text))
-            return
-        flight.timeout_seconds = run.timeout_seconds or facts.timeout_seconds or self._default_timeout_seconds
-        if self.waiting or not self._assign(flight):
-            self.waiting.append(flight)
+    def _refuse(self, run: ClaimedRun, lease: bytes, now: float) -> None:
+        """There is no such task here: whoever deploys it may be about to."""
+        flight = Flight(run, (run.id, run.epoch), TaskFacts(Kind.SYNC), lease, now)
+        text = error_document("unknown_task", f"This dispatcher has no task {run.task!r}.", attempt=run.attempt)
+        self._on_outcome(flight, Outcome(*flight.token, Verdict.UNKNOWN_TASK, text=text))
 
     def _assign(self, flight: Flight) -> bool:
-        """Send a run to the least busy executor of its lane: to an idle one, or ahead if it is known to be tiny."""
-        ahead = self.durations.ahead(self._claim_limit) if self.durations.is_tiny(flight.run.task) else 0
+        """Put a run to the least busy executor of its lane: an idle one, or ahead of time if it is known to be tiny."""
+        least = self.durations.ahead(self._claim_limit) if self.durations.is_tiny(flight.run.task) else 0
         best = None
         for executor in self.executors.values():
-            if executor.kind == flight.facts.kind and executor.is_ready and not executor.is_doomed:
+            if executor.kind is flight.facts.kind and executor.is_ready and not executor.is_doomed:
                 load = len(executor.flights) - executor.capacity
-                if load < ahead and (best is None or load < len(best.flights) - best.capacity):
-                    best = executor
+                if load < least:
+                    best, least = executor, load
         if best is None:
             return False
         best.assign(flight)
