@@ -1,30 +1,28 @@
-"""All that crosses a process boundary: assignments to an executor, reports back, orders to the zygote and its news.
+"""All that crosses a process boundary: assignments and orders to executors, reports back, news of the zygote.
 
-An assignment is one packet on a SEQPACKET socket, so that the kernel hands it to exactly one reader: to the executor,
-which starts it at once, or back to the dispatcher, which still holds the reading end. What was not read was never
-started. Reports are length-prefixed frames on a stream; many fit one write. Payload texts pass through undecoded.
+Messages are length-prefixed frames on a stream; many fit one write. An assignment's frame alone starts nothing: a
+*ticket* does, eight bytes on a socket whose reading end dispatcher and executor share. The kernel gives each ticket to
+one reader only: to the executor, which then starts the run, or back to the dispatcher, for which it has then never
+started. So what was sent ahead can be taken back from an executor that is stuck, exactly, whatever it does meanwhile.
+Payload texts pass through undecoded.
 """
 
 import json
-import os
 import re
 import socket
 import struct
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import Any
-from uuid import UUID
+from typing import Any, NamedTuple
 
-# A packet must fit the socket's send buffer; a larger one travels in an anonymous file beside its first line.
-LARGEST_PACKET = 60_000
+TICKET_SIZE = 8
 # A NUL escape that is one: an even number of backslashes before it.
 _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_ONE_DESCRIPTOR = socket.CMSG_SPACE(4)
 _FRAME = struct.Struct("!IB")
 _TOKEN = struct.Struct("!qI")
+_ASSIGNMENT = struct.Struct("!q16sqII")
 _OUTCOME = struct.Struct("!qIBd")
 
 
@@ -49,6 +47,9 @@ class Verdict(IntEnum):
     LOST = 9  # its executor died under it
 
 
+_VERDICTS = {int(verdict): verdict for verdict in Verdict}
+
+
 class Stop(IntEnum):
     """Why a body is to end before its time."""
 
@@ -57,11 +58,11 @@ class Stop(IntEnum):
     SHUTDOWN = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """A run for an executor to start. ``args`` and ``kwargs`` are JSON texts, put together by the database."""
+class Assignment(NamedTuple):
+    """A run for an executor to start once it holds ``ticket``. ``args`` and ``kwargs`` are JSON texts of the database."""
 
-    lease_id: UUID
+    ticket: int
+    lease: bytes
     run_id: int
     epoch: int
     attempt: int
@@ -74,55 +75,25 @@ class Assignment:
         return self.run_id, self.epoch
 
     def encode(self) -> bytes:
-        """Return the packet: a line with everything but the payload, then the payload."""
-        line = f"{self.run_id} {self.epoch} {self.lease_id.hex} {self.attempt} {self.task}\n"
-        return f"{line}{self.args}\n{self.kwargs}".encode()
-
-    @classmethod
-    def decode(cls, packet: bytes) -> "Assignment":
-        """Read a packet. A jsonb text has no line break of its own: those inside strings are escaped."""
-        line, args, kwargs = packet.decode().split("\n")
-        run_id, epoch, lease, attempt, task = line.split(" ", 4)
-        return cls(UUID(lease), int(run_id), int(epoch), int(attempt), task, args, kwargs)
-
-    @staticmethod
-    def token_of(packet: bytes) -> tuple[int, int]:
-        """Return (run id, epoch) of a packet without reading the rest."""
-        run_id, epoch, _ = packet.split(b" ", 2)
-        return int(run_id), int(epoch)
+        # A jsonb text has no line break of its own: those inside strings are escaped.
+        text = f"{self.task}\n{self.args}\n{self.kwargs}".encode()
+        head = _ASSIGNMENT.pack(self.ticket, self.lease, self.run_id, self.epoch, self.attempt)
+        return _FRAME.pack(len(head) + len(text), 8) + head + text
 
 
-def send_assignment(to: socket.socket, assignment: Assignment) -> bool:
-    """Send an assignment whole or not at all. False: the socket's buffer is full. Raises OSError when it is closed."""
-    packet = assignment.encode()
-    try:
-        if len(packet) <= LARGEST_PACKET:
-            to.send(packet)
-            return True
-        spool = os.memfd_create("assignment")
-        try:
-            with open(spool, "wb", closefd=False) as file:
-                file.write(packet)
-            socket.send_fds(to, [packet[: packet.index(b"\n") + 1]], [spool])
-        finally:
-            os.close(spool)
-    except BlockingIOError:
-        return False
-    return True
+def pack_tickets(tickets: Sequence[int]) -> bytes:
+    """Return the bytes that let an executor start these assignments, in this order."""
+    return struct.pack(f"!{len(tickets)}q", *tickets)
 
 
-def receive_assignment(source: socket.socket, flags: int = 0) -> bytes | None:
-    """Take the next packet; it is then this process's alone. None: the dispatcher is gone.
+def take_tickets(source: socket.socket, most: int, flags: int = 0) -> Sequence[int] | None:
+    """Take up to ``most`` tickets; they are then this process's alone. None: the other end is closed.
 
-    Raises BlockingIOError when none waits and the socket or ``flags`` say not to wait.
+    Raises BlockingIOError when none waits and the socket or ``flags`` say not to wait. Tickets are written and read
+    whole, by multiples of eight bytes under the kernel's lock of the socket, so none is ever torn.
     """
-    # Not socket.recv_fds: until Python 3.13 it forgets the flags.
-    packet, ancillary, _, _ = source.recvmsg(LARGEST_PACKET + 1, _ONE_DESCRIPTOR, flags)
-    for _level, _type, data in ancillary:
-        with open(int.from_bytes(data[:4], sys.byteorder), "rb") as file:
-            file.seek(0)
-            return file.read()
-    return packet or None
+    data = source.recv(most * TICKET_SIZE, flags)
+    return struct.unpack(f"!{len(data) // TICKET_SIZE}q", data) if data else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +112,7 @@ class Retiring:
         return _FRAME.pack(0, 7)
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(NamedTuple):
     """A body begins: its timeout runs from here, and an attempt is spent."""
 
     run_id: int
@@ -152,8 +122,7 @@ class Started:
         return _FRAME.pack(_TOKEN.size, 2) + _TOKEN.pack(self.run_id, self.epoch)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """A body has ended. ``text`` is the JSON of the result (RETURNED; empty for None) or of the error document."""
 
     run_id: int
@@ -168,8 +137,7 @@ class Outcome:
         return _FRAME.pack(len(head) + len(text), 3) + head + text
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """What a body says of its progress: a JSON text."""
 
     run_id: int
@@ -181,8 +149,7 @@ class Progress:
         return _FRAME.pack(_TOKEN.size + len(text), 4) + _TOKEN.pack(self.run_id, self.epoch) + text
 
 
-@dataclass(frozen=True, slots=True)
-class StopOrder:
+class StopOrder(NamedTuple):
     """To an event loop: end this run, for this reason. (A synchronous body is told by a signal, see fence.py.)"""
 
     run_id: int
@@ -204,7 +171,10 @@ class News:
         return _FRAME.pack(len(text), 6) + text
 
 
-Message = Ready | Retiring | Started | Outcome | Progress | StopOrder | News
+Message = Assignment | Ready | Retiring | Started | Outcome | Progress | StopOrder | News
+
+
+_BARE: dict[int, Message] = {1: Ready(), 7: Retiring()}
 
 
 class FrameReader:
@@ -230,7 +200,7 @@ class FrameReader:
 def _decode(code: int, data: bytes, start: int, end: int) -> Message:
     if code == 3:
         run_id, epoch, verdict, duration = _OUTCOME.unpack_from(data, start)
-        return Outcome(run_id, epoch, Verdict(verdict), duration, data[start + _OUTCOME.size : end].decode())
+        return Outcome(run_id, epoch, _VERDICTS[verdict], duration, data[start + _OUTCOME.size : end].decode())
     if code == 2:
         return Started(*_TOKEN.unpack_from(data, start))
     if code == 4:
@@ -241,10 +211,12 @@ def _decode(code: int, data: bytes, start: int, end: int) -> Message:
         return StopOrder(run_id, epoch, Stop(data[end - 1]))
     if code == 6:
         return News(data[start:end].decode())
-    if code == 1:
-        return Ready()
-    if code == 7:
-        return Retiring()
+    if code == 8:
+        head = _ASSIGNMENT.unpack_from(data, start)
+        task, args, kwargs = data[start + _ASSIGNMENT.size : end].decode().split("\n")
+        return Assignment(*head, task, args, kwargs)
+    if code in _BARE:
+        return _BARE[code]
     raise ValueError(f"No message has the code {code}.")
 
 
