@@ -268,7 +268,7 @@ def _run_id(ended: Ended) -> int:
 def _log(ended: Ended) -> None:
     """One line a transition: INFO when all is well, WARNING when somebody may want to know."""
     run, outcome, settlement = ended.flight.run, ended.outcome, ended.settlement
-    if settlement.has_failed or settlement.was_interrupted:
+    if settlement.status == "FAILED" or settlement.has_failed or settlement.was_interrupted:
         level = logging.WARNING
     else:
         level = logging.DEBUG if outcome.verdict is Verdict.UNSTARTED else logging.INFO
