@@ -93,10 +93,11 @@ HELD = f"SELECT id, epoch FROM {RUN} WHERE lease_id = %(lease)s"
 
 CANCELLATIONS = f"SELECT id, epoch FROM {RUN} WHERE lease_id = %(lease)s AND cancel_requested_at IS NOT NULL"
 
+# By the primary key, in the order of the document, which is by id; by the lease's index it would be any order.
 PROGRESS = f"""
 UPDATE {RUN} AS r SET progress = p.progress
 FROM jsonb_to_recordset(%(progress)s::jsonb) AS p(id bigint, epoch int, progress jsonb)
-WHERE r.id = p.id AND r.epoch = p.epoch AND r.lease_id = %(lease)s AND r.status = 'RUNNING'
+WHERE r.id = p.id AND r.epoch = p.epoch AND r.lease_id IS NOT DISTINCT FROM %(lease)s AND r.status = 'RUNNING'
 """
 
 # What a run becomes whose body was lost. The first loss is repeated at once; later ones wait 2, 4, 8 … seconds, so
