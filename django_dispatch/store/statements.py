@@ -114,20 +114,25 @@ _LOSE = f"""
       unique_key = CASE WHEN {_LOST} IN ('READY', 'SCHEDULED') THEN r.unique_key END,
       finished_at = CASE WHEN {_LOST} NOT IN ('READY', 'SCHEDULED') THEN clock_timestamp() END"""
 
-# A lease row is deleted with its runs' return: whoever claims locks the row first, so no run can join in between.
+# A lease row is deleted with its runs' return: whoever claims locks the row first, so that no run joins in between.
+# A run that is locked is being finished or cancelled, and not waited for: if that comes to nothing, the run is one
+# without a lease, for the next sweep. So a reclaim waits for nobody, and cannot deadlock with anybody.
 RECLAIM = f"""
-WITH lost AS MATERIALIZED (
+WITH expired AS MATERIALIZED (
   SELECT id, node, CASE WHEN expires_at < clock_timestamp() - %(grace)s * interval '1 second'
                    THEN 'its lease expired' ELSE 'its process died' END AS why
   FROM {LEASE}
   WHERE expires_at < clock_timestamp() - %(grace)s * interval '1 second' OR id = ANY(%(dead)s::uuid[])
   ORDER BY expires_at LIMIT 20 FOR UPDATE SKIP LOCKED
+), lost AS MATERIALIZED (
+  SELECT r.id, r.lease_id, expired.node, expired.why FROM expired JOIN {RUN} AS r ON r.lease_id = expired.id
+  FOR NO KEY UPDATE OF r SKIP LOCKED
 ), reclaimed AS (
   UPDATE {RUN} AS r {_LOSE}
-  FROM lost WHERE r.lease_id = lost.id AND r.status = 'RUNNING'
-  RETURNING r.id, r.task, r.queue, r.status, lost.id
+  FROM lost WHERE r.id = lost.id AND r.lease_id = lost.lease_id AND r.status = 'RUNNING'
+  RETURNING r.id, r.task, r.queue, r.status, lost.lease_id
 ), deleted AS (
-  DELETE FROM {LEASE} USING lost WHERE {LEASE}.id = lost.id
+  DELETE FROM {LEASE} USING expired WHERE {LEASE}.id = expired.id
 )
 SELECT * FROM reclaimed
 """
