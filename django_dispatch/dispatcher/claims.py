@@ -39,7 +39,7 @@ class Ended:
 
 
 class Claims:
-    """The loop between the store and the pool. ``on_quiet`` is called when a look found nothing, or no more are wanted."""
+    """The loop between store and pool. ``on_quiet`` is called when a look found nothing, or no more are wanted."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Claims:
 
     def on_outcome(self, flight: Flight, outcome: Outcome) -> None:
         """Write what a run has come to; one of a lost lease does not count."""
-        if flight.lease_id != self.lease_id:
+        if self.lease_id is None or flight.lease != self.lease_id.bytes:
             logger.warning("Run %s (%s): its lease was lost; the outcome is dropped.", flight.run.id, flight.run.task)
             return
         facts = self._pool.facts.get(flight.run.task)
@@ -219,8 +219,7 @@ class Claims:
 
     def _take(self, exchange: Exchange, limit: int, lease_id: UUID) -> None:
         self.claimed_total += len(exchange.claimed)
-        for run in exchange.claimed:
-            self._pool.take(run, lease_id)
+        self._pool.take(exchange.claimed, lease_id)
         if limit and len(exchange.claimed) == limit:
             self._should_look = True
         elif exchange.claimed:

@@ -5,7 +5,7 @@ import itertools
 import logging
 import signal
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -111,10 +111,15 @@ class Pool:
 
     # runs
 
-    def take(self, run: ClaimedRun, lease_id: UUID) -> None:
-        """Start a claimed run as soon as an executor is free."""
+    def take(self, runs: Sequence[ClaimedRun], lease_id: UUID) -> None:
+        """Start claimed runs as soon as executors are free."""
+        for run in runs:
+            self._take(run, lease_id.bytes)
+        self._flush()
+
+    def _take(self, run: ClaimedRun, lease: bytes) -> None:
         facts = self.facts.get(run.task)
-        flight = Flight(run, facts or TaskFacts(Kind.SYNC), lease_id, self._loop.time())
+        flight = Flight(run, facts or TaskFacts(Kind.SYNC), lease, self._loop.time())
         if facts is None:
             message = f"This dispatcher has no task {run.task!r}."
             text = error_document("unknown_task", message, attempt=run.attempt)
@@ -133,14 +138,23 @@ class Pool:
                 load = len(executor.flights) - executor.capacity
                 if load < ahead and (best is None or load < len(best.flights) - best.capacity):
                     best = executor
-        return best is not None and best.assign(flight)
+        if best is None:
+            return False
+        best.assign(flight)
+        return True
 
     def assign_waiting(self) -> None:
         """Start runs that wait, in order, one lane not holding up the other."""
-        for _ in range(len(self.waiting)):
-            flight = self.waiting.popleft()
-            if not self._assign(flight):
-                self.waiting.append(flight)
+        if self.waiting:
+            for _ in range(len(self.waiting)):
+                flight = self.waiting.popleft()
+                if not self._assign(flight):
+                    self.waiting.append(flight)
+            self._flush()
+
+    def _flush(self) -> None:
+        for executor in self.executors.values():
+            executor.flush()
 
     def take_back_from(self, executor: Executor) -> None:
         """Let other executors have what this one has not started."""
@@ -220,11 +234,11 @@ class Pool:
             return  # so many are still dying; the next exit comes back here
         self._board.clear_slot(slot)
         capacity = 1 if kind == Kind.SYNC else self._async_concurrency
-        executor = Executor(next(self._ids), kind, slot, capacity, born_at=self._loop.time())
+        executor = Executor(next(self._ids), kind, slot, capacity, self._loop.time(), self._loop)
         zygote.spawn(executor.id, kind=kind, slot=slot, descriptors=executor.descriptors)
-        executor.forget_their_reports()
+        executor.forget_their_stream()
         self.executors[executor.id] = executor
-        self._loop.add_reader(executor.reports, self._read, executor)
+        self._loop.add_reader(executor.stream, self._read, executor)
 
     def kill(self, executor: Executor, cause: str) -> None:
         """Kill an executor; what it had not started goes to others, the rest is settled when it is dead."""
@@ -252,7 +266,7 @@ class Pool:
         if executor is None:
             return
         self._read(executor)
-        self._loop.remove_reader(executor.reports)
+        self._loop.remove_reader(executor.stream)
         del self.executors[executor_id]
         self.take_back_from(executor)
         for flight in list(executor.flights.values()):

@@ -17,7 +17,7 @@ from uuid import UUID, uuid4
 
 from django.db import Error as DatabaseError
 
-from ..conf import MAX_SLOTS, DispatchSettings
+from ..conf import DispatchSettings
 from ..executors.fence import Board
 from ..finish import TaskFacts
 from ..messages import Kind, Outcome
@@ -106,9 +106,9 @@ class Dispatcher:
             async_concurrency=self.settings.async_concurrency,
             claim_limit=self.settings.claim_limit,
             default_timeout_seconds=self.settings.default_timeout_seconds,
-            on_outcome=lambda flight, outcome: self._on_outcome(flight, outcome),
-            on_progress=lambda flight, text: self._progress.__setitem__(flight.token, text),
-            on_room=lambda: self.claims.on_room(),
+            on_outcome=self._on_outcome,
+            on_progress=self._on_progress,
+            on_room=self._on_room,
         )
 
     def _make_keeper(self) -> LeaseKeeper:
@@ -328,6 +328,12 @@ class Dispatcher:
     def _on_outcome(self, flight: Flight, outcome: Outcome) -> None:
         self._progress.pop(flight.token, None)
         self.claims.on_outcome(flight, outcome)
+
+    def _on_room(self) -> None:
+        self.claims.on_room()
+
+    def _on_progress(self, flight: Flight, text: str) -> None:
+        self._progress[flight.token] = text  # the newest counts
 
     async def _report_progress(self) -> None:
         while True:

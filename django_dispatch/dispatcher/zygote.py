@@ -1,4 +1,4 @@
-"""The zygote as the dispatcher sees it: started, given orders, listened to. See executors/zygote.py for the other side."""
+"""The zygote as the dispatcher sees it: started, given orders, listened to. Its own side is executors/zygote.py."""
 
 import array
 import asyncio
@@ -57,7 +57,7 @@ class ZygoteProcess:
         return self._process.pid
 
     def spawn(self, executor: int, *, kind: Kind, slot: int, descriptors: tuple[int, int]) -> None:
-        """Fork an executor that takes assignments from the first descriptor and reports on the second."""
+        """Fork an executor that takes tickets from the first descriptor, and talks on the second."""
         order = {"order": "spawn", "executor": executor, "kind": kind, "slot": slot}
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
         self._orders.sendmsg([json.dumps(order).encode()], ancillary)

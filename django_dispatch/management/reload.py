@@ -33,7 +33,7 @@ def end_with_supervisor() -> None:
 
 
 def supervise() -> int:
-    """Run this command as a child; end it and start it again when a file changes. Returns the last child's exit code."""
+    """Run this command as a child; end it and start it again when a file changes. Returns its last exit code."""
     child: subprocess.Popen[bytes] | None = None
     ending: list[int] = []
 

@@ -65,7 +65,7 @@ class PostgresStore(Store):
             if row[1] is None:
                 refused.append(row[0])
             else:
-                claimed.append(ClaimedRun(*row))
+                claimed.append(ClaimedRun._make(row))
         # RETURNING promises no order. The sort is stable by place of the queue, as the statement took them.
         place = {queue: index for index, queue in enumerate(queues)}
         claimed.sort(key=lambda run: (place[run.queue], -run.priority, run.id))
