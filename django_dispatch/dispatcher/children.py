@@ -48,6 +48,7 @@ class Children:
         self._is_closing = False
         self.boot_mark = uuid4().hex
         """In the environment of the zygote and all that descends from it, so that they are found when we are dead."""
+        self._ready_timeout_seconds = settings.executor_ready_timeout_seconds
         self._config = {
             "dispatcher_pid": os.getpid(),
             "node": settings.node,
@@ -72,6 +73,7 @@ class Children:
         self._zygote = ZygoteProcess(
             self._config, self._board, self.boot_mark, on_news=self._on_news, on_gone=self._on_gone
         )
+        self._loop.call_later(self._ready_timeout_seconds, self._give_up, self._zygote)
 
     def fill(self) -> None:
         """Have the pool start what it is missing, if a zygote is there and bodies may run."""
@@ -89,6 +91,11 @@ class Children:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self._gone.wait()
         except TimeoutError:
+            zygote.destroy()
+
+    def _give_up(self, zygote: ZygoteProcess) -> None:
+        if zygote is self._zygote and not self._is_ready:
+            logger.error("The project was not imported within %g s; the zygote is killed.", self._ready_timeout_seconds)
             zygote.destroy()
 
     def _on_news(self, event: str, facts: dict[str, Any]) -> None:
