@@ -19,12 +19,14 @@ from ..messages import Outcome, Verdict, error_document
 from ..store.base import Exchange, Settlement
 from .backoff import Backoff
 from .executor import Flight, Token
-from .pool import Pool
+from .pool import Pool, Room
 from .store_thread import StoreThread
 
 LARGEST_BATCH = 500
 # Second looks after one that found work: they find what a thinned or gated wakeup did not announce.
 SECOND_LOOKS_SECONDS = (0.05, 0.25)
+
+LONG_WALK_SECONDS = 0.02
 
 logger = logging.getLogger("django_dispatch.dispatcher")
 
@@ -142,7 +144,8 @@ class Claims:
         """Make one exchange if there is a reason to; return whether to go on at once."""
         if self._must_reconcile:
             await self._reconcile(lease_id)
-        limit, excluded = self._limit()
+        room = self._room()
+        limit = room.limit
         batch = [self._unwritten.popleft() for _ in range(min(len(self._unwritten), LARGEST_BATCH))]
         if not batch and not (limit and self._should_look):
             return False
@@ -152,7 +155,7 @@ class Claims:
         self.is_under_way = True
         began = self._loop.time()
         try:
-            exchange = await self._exchange(lease_id, batch, limit, excluded)
+            exchange = await self._exchange(lease_id, batch, limit, room.excluded)
         except DatabaseError:
             if self.lease_id == lease_id:
                 self._unwritten.extendleft(reversed(batch))
@@ -165,27 +168,28 @@ class Claims:
         if self.lease_id == lease_id:
             self._take(exchange, limit, lease_id)
             found_nothing = limit > 0 and not exchange.claimed
-            if excluded and len(exchange.claimed) < limit:
+            if room.excluded and len(exchange.claimed) < limit:
                 self._spare_the_database(began)
-            elif not self._unwritten and (found_nothing or self.has_claimed_enough()):
+            if not room.is_partial and not self._unwritten and (found_nothing or self.has_claimed_enough()):
                 self._on_quiet()
         return bool(self._unwritten or self._should_look)
 
-    def _limit(self) -> tuple[int, list[str]]:
+    def _room(self) -> Room:
         if not self.is_claiming:
-            return 0, []
-        room, excluded = self._pool.room()
-        if excluded and self._loop.time() < self._no_picking_before:
-            return 0, []
+            return Room(0)
+        room = self._pool.room()
+        if room.excluded and self._loop.time() < self._no_picking_before:
+            return Room(0)
         if self._max_runs is not None:
-            room = min(room, self._max_runs - self.claimed_total)
-        return room, excluded
+            room = room._replace(limit=min(room.limit, self._max_runs - self.claimed_total))
+        return room
 
     def _spare_the_database(self, began: float) -> None:
-        """Picking one lane's runs from among the other's walks the backlog: let it take 5 % of the time at most."""
+        """Picking one lane's runs from among the other's walks the backlog; a long walk is not repeated at once."""
         now = self._loop.time()
-        self._no_picking_before = now + 20 * (now - began)
-        self._loop.call_at(self._no_picking_before, self.look)
+        if now - began > LONG_WALK_SECONDS:
+            self._no_picking_before = now + 20 * (now - began)  # so it takes 5 % of the time at most
+            self._loop.call_at(self._no_picking_before, self.look)
 
     async def _exchange(self, lease_id: UUID, batch: Sequence[Ended], limit: int, excluded: Sequence[str]) -> Exchange:
         try:

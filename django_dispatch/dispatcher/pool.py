@@ -6,7 +6,7 @@ import logging
 import signal
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 from ..executors.fence import Board
@@ -26,6 +26,14 @@ class Zygote(Protocol):
     def spawn(self, executor: int, *, kind: Kind, slot: int, descriptors: tuple[int, int]) -> None: ...
     def signal(self, executor: int, number: signal.Signals) -> None: ...
     def kill(self, executor: int, cause: str) -> None: ...
+
+
+class Room(NamedTuple):
+    """How many runs may be claimed, and of which tasks none; ``is_partial``: a lane with executors is full."""
+
+    limit: int
+    excluded: Sequence[str] = ()
+    is_partial: bool = False
 
 
 class Pool:
@@ -90,24 +98,25 @@ class Pool:
         """Return how many runs can run at once when the pool is full."""
         return self._processes + (self._async_concurrency if self._wanted(Kind.ASYNC) else 0)
 
-    def room(self) -> tuple[int, list[str]]:
-        """Return how many runs may be claimed now, and the tasks that may not: those whose lane is full.
+    def room(self) -> Room:
+        """Return how many runs may be claimed now, and of which tasks none.
 
-        What will be claimed may all be of one lane, so the smaller room of the two is what there is.
+        What will be claimed may all be of one lane, so the smaller room of those that have any is what there is.
         """
         if self.waiting:
-            return 0, []
+            return Room(0)
         ahead = self.durations.ahead(self._claim_limit)
         rooms = dict.fromkeys(Kind, 0)
         for executor in self.executors.values():
             if executor.is_ready and not executor.is_doomed:
                 rooms[executor.kind] += max(0, executor.capacity + ahead - len(executor.flights))
-        open_rooms = {kind: room for kind, room in rooms.items() if room > 0}
+        open_rooms = [room for room in rooms.values() if room > 0]
         if not open_rooms:
-            return 0, []
-        full = {kind for kind in Kind if kind not in open_rooms}
+            return Room(0)
+        full = [kind for kind, room in rooms.items() if room <= 0]
         excluded = [path for path, facts in self.facts.items() if facts.kind in full] if full else []
-        return min(*open_rooms.values(), self._claim_limit), excluded
+        is_partial = any(self._wanted(kind) for kind in full)
+        return Room(min(*open_rooms, self._claim_limit), excluded, is_partial)
 
     # runs
 
