@@ -149,8 +149,8 @@ async def aawful(ctx: TaskContext, name: str) -> Any:
         return getattr(AwfulThings, name)()
 
 
-@task(bind=True, max_attempts=3)
-def awful_and_again(ctx: TaskContext, name: str) -> Any:
+@task(bind=True, max_attempts=2)
+def awful_twice(ctx: TaskContext, name: str) -> Any:
     with Entry(ctx):
         return getattr(AwfulThings, name)()
 
