@@ -11,4 +11,4 @@ PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 # A test gives a dispatcher that it starts settings of its own: see kit/dispatchers.py.
 DISPATCH: dict[str, object] = json.loads(os.environ.get("KIT_DISPATCH", "{}"))
-DATABASES["default"]["OPTIONS"] |= json.loads(os.environ.get("KIT_DATABASE_OPTIONS", "{}"))  # noqa: F405
+DATABASES["default"] |= json.loads(os.environ.get("KIT_DATABASE", "{}"))  # noqa: F405

@@ -67,7 +67,7 @@ class Attempt:
             return self._outcome(Verdict.RETURNED, "")
         try:
             text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        except (TypeError, ValueError, RecursionError) as error:
+        except BaseException as error:  # a subclass of dict or str may raise anything
             message = f"The body returned a value of type {type(value).__name__}, not JSON: {_text_of(error)}"
             return self._failure(Verdict.UNSTORABLE, message)
         return self._outcome(Verdict.RETURNED, storable(text))
@@ -99,7 +99,7 @@ def _text_of(error: BaseException) -> str:
     """The exception's text, or what can be said when it cannot be printed."""
     try:
         text = str(error)
-    except Exception as problem:
+    except BaseException as problem:
         text = f"(its text cannot be printed: {type(problem).__name__})"
     return _shortened(text, LONGEST_MESSAGE)
 
@@ -107,7 +107,7 @@ def _text_of(error: BaseException) -> str:
 def _traceback_of(error: BaseException) -> str:
     try:
         text = "".join(traceback.format_exception(type(error), error, _frames_of_the_body(error.__traceback__)))
-    except Exception as problem:
+    except BaseException as problem:
         text = f"(the traceback cannot be printed: {type(problem).__name__})"
     return _shortened(text, LONGEST_TRACEBACK)
 

@@ -150,13 +150,15 @@ class Dispatchers:
         host: str | None = None,
         database_url: str | None = None,
         settings: Mapping[str, Any] | None = None,
+        database: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
         **options: Any,
     ) -> Dispatcher:
         """Start a dispatcher and wait until it is ready, or not (``is_awaited``).
 
-        ``options`` are those of the command (``lease_ttl=2``, ``burst=True``), ``settings`` keys of ``DISPATCH``.
-        ``host`` is the name of a host of its own; ``database_url`` may lead through a relay, which the ledger avoids.
+        ``options`` are those of the command (``lease_ttl=2``, ``burst=True``), ``settings`` keys of ``DISPATCH``,
+        ``database`` keys of ``DATABASES["default"]``. ``host`` is the name of a host of its own; ``database_url`` may
+        lead through a relay, which the ledger avoids.
         """
         command = [sys.executable, "manage.py", "rundispatcher", "--no-reload", f"--node={node}"]
         for name, value in {**DEFAULTS, **options}.items():
@@ -171,6 +173,7 @@ class Dispatchers:
             "PYTHONUNBUFFERED": "1",
             "KIT_DATABASE_URL": self._url,
             "KIT_DIR": str(self._folder),
+            "KIT_DATABASE": json.dumps(dict(database or {})),
             "KIT_DISPATCH": json.dumps(dict(settings or {})),
         }
         log = self._folder / f"dispatcher-{next(self._numbers)}-{node}.log"

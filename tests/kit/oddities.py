@@ -78,8 +78,9 @@ class AwfulThings:
         return value
 
     @staticmethod
-    def return_huge_number() -> float:
-        return 10**200000
+    def return_huge_number() -> int:
+        sys.set_int_max_str_digits(0)
+        return 10**140_000  # JSON has no limit, PostgreSQL has one
 
     @staticmethod
     def print_nul() -> None:

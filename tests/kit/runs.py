@@ -24,7 +24,7 @@ def wait_until_final(*runs: Run, seconds: float = 20) -> list[Run]:
     __tracebackhide__ = True
     ids = [run.pk for run in runs]
     unfinished = Run.objects.filter(pk__in=ids, finished_at=None).values_list("pk", "task", "status")
-    wait_for(lambda: not unfinished.exists(), seconds, what=f"all of {unfinished.all()[:10]} ended")
+    wait_for(lambda: not unfinished.exists(), seconds, what=lambda: f"ended: {unfinished[:10]}")
     found = Run.objects.in_bulk(ids)
     return [found[pk] for pk in ids]
 

@@ -11,12 +11,13 @@ T = TypeVar("T")
 POLL_SECONDS = 0.01
 
 
-def wait_for(condition: Callable[[], T], seconds: float = 15, *, what: str = "") -> T:
+def wait_for(condition: Callable[[], T], seconds: float = 15, *, what: str | Callable[[], str] = "") -> T:
     """Return the first true value of ``condition()``; fail the test after ``seconds``, showing the last value."""
     __tracebackhide__ = True
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > deadline:
-            pytest.fail(f"Not within {seconds:g} s: {what or 'what was waited for'}. Last value: {value!r}")
+            text = what() if callable(what) else what or "what was waited for"
+            pytest.fail(f"Not within {seconds:g} s: {text}. Last value: {value!r}")
         time.sleep(POLL_SECONDS)
     return value
