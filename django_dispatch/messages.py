@@ -1,31 +1,42 @@
-"""All that crosses a process boundary: assignments to an executor, reports back, orders to the zygote and its news.
+"""All that crosses a process boundary: assignments and orders to executors, reports back, news of the zygote.
 
-An assignment is one packet on a SEQPACKET socket, so that the kernel hands it to exactly one reader: to the executor,
-which starts it at once, or back to the dispatcher, which still holds the reading end. What was not read was never
-started. Reports are length-prefixed frames on a stream; many fit one write. Payload texts pass through undecoded.
+Messages are length-prefixed frames on a stream; many fit one write. An assignment's frame alone starts nothing: a
+*ticket* does, eight bytes on a socket whose reading end dispatcher and executor share. The kernel gives each ticket to
+one reader only: to the executor, which then starts the run, or back to the dispatcher, for which it has then never
+started. So what was sent ahead can be taken back from an executor that is stuck, exactly, whatever it does meanwhile.
+Payload texts pass through undecoded.
 """
 
 import json
-import os
 import re
 import socket
 import struct
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import Any
-from uuid import UUID
+from typing import Any, NamedTuple
 
-# A packet must fit the socket's send buffer; a larger one travels in an anonymous file beside its first line.
-LARGEST_PACKET = 60_000
+TICKET_SIZE = 8
 # A NUL escape that is one: an even number of backslashes before it.
 _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_ONE_DESCRIPTOR = socket.CMSG_SPACE(4)
 _FRAME = struct.Struct("!IB")
 _TOKEN = struct.Struct("!qI")
+_ASSIGNMENT = struct.Struct("!q16sqII")
 _OUTCOME = struct.Struct("!qIBd")
+
+
+class _Code:
+    """The kind of a message, in its frame."""
+
+    READY = 1
+    STARTED = 2
+    OUTCOME = 3
+    PROGRESS = 4
+    STOP_ORDER = 5
+    NEWS = 6
+    RETIRING = 7
+    ASSIGNMENT = 8
 
 
 class Kind(StrEnum):
@@ -49,6 +60,9 @@ class Verdict(IntEnum):
     LOST = 9  # its executor died under it
 
 
+_VERDICTS = {int(verdict): verdict for verdict in Verdict}
+
+
 class Stop(IntEnum):
     """Why a body is to end before its time."""
 
@@ -57,11 +71,11 @@ class Stop(IntEnum):
     SHUTDOWN = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """A run for an executor to start. ``args`` and ``kwargs`` are JSON texts, put together by the database."""
+class Assignment(NamedTuple):
+    """A run for an executor to start once it holds ``ticket``. ``args`` and ``kwargs`` are JSON of the database."""
 
-    lease_id: UUID
+    ticket: int
+    lease: bytes
     run_id: int
     epoch: int
     attempt: int
@@ -74,55 +88,25 @@ class Assignment:
         return self.run_id, self.epoch
 
     def encode(self) -> bytes:
-        """Return the packet: a line with everything but the payload, then the payload."""
-        line = f"{self.run_id} {self.epoch} {self.lease_id.hex} {self.attempt} {self.task}\n"
-        return f"{line}{self.args}\n{self.kwargs}".encode()
-
-    @classmethod
-    def decode(cls, packet: bytes) -> "Assignment":
-        """Read a packet. A jsonb text has no line break of its own: those inside strings are escaped."""
-        line, args, kwargs = packet.decode().split("\n")
-        run_id, epoch, lease, attempt, task = line.split(" ", 4)
-        return cls(UUID(lease), int(run_id), int(epoch), int(attempt), task, args, kwargs)
-
-    @staticmethod
-    def token_of(packet: bytes) -> tuple[int, int]:
-        """Return (run id, epoch) of a packet without reading the rest."""
-        run_id, epoch, _ = packet.split(b" ", 2)
-        return int(run_id), int(epoch)
+        # A jsonb text has no line break of its own: those inside strings are escaped.
+        text = f"{self.task}\n{self.args}\n{self.kwargs}".encode()
+        head = _ASSIGNMENT.pack(self.ticket, self.lease, self.run_id, self.epoch, self.attempt)
+        return _FRAME.pack(len(head) + len(text), _Code.ASSIGNMENT) + head + text
 
 
-def send_assignment(to: socket.socket, assignment: Assignment) -> bool:
-    """Send an assignment whole or not at all. False: the socket's buffer is full. Raises OSError when it is closed."""
-    packet = assignment.encode()
-    try:
-        if len(packet) <= LARGEST_PACKET:
-            to.send(packet)
-            return True
-        spool = os.memfd_create("assignment")
-        try:
-            with open(spool, "wb", closefd=False) as file:
-                file.write(packet)
-            socket.send_fds(to, [packet[: packet.index(b"\n") + 1]], [spool])
-        finally:
-            os.close(spool)
-    except BlockingIOError:
-        return False
-    return True
+def pack_tickets(tickets: Sequence[int]) -> bytes:
+    """Return the bytes that let an executor start these assignments, in this order."""
+    return struct.pack(f"!{len(tickets)}q", *tickets)
 
 
-def receive_assignment(source: socket.socket, flags: int = 0) -> bytes | None:
-    """Take the next packet; it is then this process's alone. None: the dispatcher is gone.
+def take_tickets(source: socket.socket, most: int, flags: int = 0) -> Sequence[int] | None:
+    """Take up to ``most`` tickets; they are then this process's alone. None: the other end is closed.
 
-    Raises BlockingIOError when none waits and the socket or ``flags`` say not to wait.
+    Raises BlockingIOError when none waits and the socket or ``flags`` say not to wait. Tickets are written and read
+    whole, by multiples of eight bytes under the kernel's lock of the socket, so none is ever torn.
     """
-    # Not socket.recv_fds: until Python 3.13 it forgets the flags.
-    packet, ancillary, _, _ = source.recvmsg(LARGEST_PACKET + 1, _ONE_DESCRIPTOR, flags)
-    for _level, _type, data in ancillary:
-        with open(int.from_bytes(data[:4], sys.byteorder), "rb") as file:
-            file.seek(0)
-            return file.read()
-    return packet or None
+    data = source.recv(most * TICKET_SIZE, flags)
+    return struct.unpack(f"!{len(data) // TICKET_SIZE}q", data) if data else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +114,7 @@ class Ready:
     """An executor has started and takes assignments."""
 
     def encode(self) -> bytes:
-        return _FRAME.pack(0, 1)
+        return _FRAME.pack(0, _Code.READY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,22 +122,20 @@ class Retiring:
     """An executor takes no more assignments: it ends what it has and leaves."""
 
     def encode(self) -> bytes:
-        return _FRAME.pack(0, 7)
+        return _FRAME.pack(0, _Code.RETIRING)
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(NamedTuple):
     """A body begins: its timeout runs from here, and an attempt is spent."""
 
     run_id: int
     epoch: int
 
     def encode(self) -> bytes:
-        return _FRAME.pack(_TOKEN.size, 2) + _TOKEN.pack(self.run_id, self.epoch)
+        return _FRAME.pack(_TOKEN.size, _Code.STARTED) + _TOKEN.pack(self.run_id, self.epoch)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """A body has ended. ``text`` is the JSON of the result (RETURNED; empty for None) or of the error document."""
 
     run_id: int
@@ -165,11 +147,10 @@ class Outcome:
     def encode(self) -> bytes:
         text = self.text.encode()
         head = _OUTCOME.pack(self.run_id, self.epoch, self.verdict, self.duration_seconds)
-        return _FRAME.pack(len(head) + len(text), 3) + head + text
+        return _FRAME.pack(len(head) + len(text), _Code.OUTCOME) + head + text
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """What a body says of its progress: a JSON text."""
 
     run_id: int
@@ -178,11 +159,10 @@ class Progress:
 
     def encode(self) -> bytes:
         text = self.text.encode()
-        return _FRAME.pack(_TOKEN.size + len(text), 4) + _TOKEN.pack(self.run_id, self.epoch) + text
+        return _FRAME.pack(_TOKEN.size + len(text), _Code.PROGRESS) + _TOKEN.pack(self.run_id, self.epoch) + text
 
 
-@dataclass(frozen=True, slots=True)
-class StopOrder:
+class StopOrder(NamedTuple):
     """To an event loop: end this run, for this reason. (A synchronous body is told by a signal, see fence.py.)"""
 
     run_id: int
@@ -190,7 +170,9 @@ class StopOrder:
     reason: Stop
 
     def encode(self) -> bytes:
-        return _FRAME.pack(_TOKEN.size + 1, 5) + _TOKEN.pack(self.run_id, self.epoch) + bytes([self.reason])
+        return (
+            _FRAME.pack(_TOKEN.size + 1, _Code.STOP_ORDER) + _TOKEN.pack(self.run_id, self.epoch) + bytes([self.reason])
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,10 +183,10 @@ class News:
 
     def encode(self) -> bytes:
         text = self.text.encode()
-        return _FRAME.pack(len(text), 6) + text
+        return _FRAME.pack(len(text), _Code.NEWS) + text
 
 
-Message = Ready | Retiring | Started | Outcome | Progress | StopOrder | News
+Message = Assignment | Ready | Retiring | Started | Outcome | Progress | StopOrder | News
 
 
 class FrameReader:
@@ -223,29 +205,41 @@ class FrameReader:
             if end - start < size:
                 break
             position = start + size
-            yield _decode(code, data, start, position)
+            yield _DECODERS[code](data, start, position)
         self._pending = data[position:]
 
 
-def _decode(code: int, data: bytes, start: int, end: int) -> Message:
-    if code == 3:
-        run_id, epoch, verdict, duration = _OUTCOME.unpack_from(data, start)
-        return Outcome(run_id, epoch, Verdict(verdict), duration, data[start + _OUTCOME.size : end].decode())
-    if code == 2:
-        return Started(*_TOKEN.unpack_from(data, start))
-    if code == 4:
-        run_id, epoch = _TOKEN.unpack_from(data, start)
-        return Progress(run_id, epoch, data[start + _TOKEN.size : end].decode())
-    if code == 5:
-        run_id, epoch = _TOKEN.unpack_from(data, start)
-        return StopOrder(run_id, epoch, Stop(data[end - 1]))
-    if code == 6:
-        return News(data[start:end].decode())
-    if code == 1:
-        return Ready()
-    if code == 7:
-        return Retiring()
-    raise ValueError(f"No message has the code {code}.")
+def _assignment(data: bytes, start: int, end: int) -> Message:
+    ticket, lease, run_id, epoch, attempt = _ASSIGNMENT.unpack_from(data, start)
+    task, args, kwargs = data[start + _ASSIGNMENT.size : end].decode().split("\n")
+    return Assignment(ticket, lease, run_id, epoch, attempt, task, args, kwargs)
+
+
+def _outcome(data: bytes, start: int, end: int) -> Message:
+    run_id, epoch, verdict, duration = _OUTCOME.unpack_from(data, start)
+    return Outcome(run_id, epoch, _VERDICTS[verdict], duration, data[start + _OUTCOME.size : end].decode())
+
+
+def _progress(data: bytes, start: int, end: int) -> Message:
+    run_id, epoch = _TOKEN.unpack_from(data, start)
+    return Progress(run_id, epoch, data[start + _TOKEN.size : end].decode())
+
+
+def _stop_order(data: bytes, start: int, end: int) -> Message:
+    run_id, epoch = _TOKEN.unpack_from(data, start)
+    return StopOrder(run_id, epoch, Stop(data[end - 1]))
+
+
+_DECODERS: dict[int, Callable[[bytes, int, int], Message]] = {
+    _Code.READY: lambda *_: Ready(),
+    _Code.RETIRING: lambda *_: Retiring(),
+    _Code.ASSIGNMENT: _assignment,
+    _Code.STARTED: lambda data, start, end: Started(*_TOKEN.unpack_from(data, start)),
+    _Code.OUTCOME: _outcome,
+    _Code.PROGRESS: _progress,
+    _Code.STOP_ORDER: _stop_order,
+    _Code.NEWS: lambda data, start, end: News(data[start:end].decode()),
+}
 
 
 def error_document(kind: str, message: str, **more: Any) -> str:

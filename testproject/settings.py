@@ -24,6 +24,7 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "django_dispatch",
     "testproject.shop",
+    "testproject.bench",
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
@@ -74,6 +75,6 @@ LOGGING = {
     "formatters": {"line": {"()": "testproject.logs.RunFormatter"}},
     "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["run"]}},
     "root": {"handlers": ["console"], "level": "INFO"},
-    # The home page asks for itself every three seconds.
-    "loggers": {"django.server": {"level": "WARNING"}},
+    # The home page asks for itself every three seconds, and each supplier would be a line.
+    "loggers": {"django.server": {"level": "WARNING"}, "httpx": {"level": "WARNING"}},
 }

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 from uuid import UUID
 
 from django.db import DataError
@@ -29,8 +29,7 @@ SECOND_LOOKS_SECONDS = (0.05, 0.25)
 logger = logging.getLogger("django_dispatch.dispatcher")
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(NamedTuple):
     """A flight that has landed, and the write that it waits for."""
 
     flight: Flight
@@ -39,7 +38,7 @@ class Ended:
 
 
 class Claims:
-    """The loop between the store and the pool. ``on_quiet`` is called when a look found nothing, or no more are wanted."""
+    """The loop between store and pool. ``on_quiet`` is called when a look found nothing, or no more are wanted."""
 
     def __init__(
         self,
@@ -69,6 +68,7 @@ class Claims:
         self.is_under_way = False
         """Whether a statement is out: it may bring runs."""
         self.lease_id: UUID | None = None
+        self._lease = b""
         self.is_claiming = False
         self.claimed_total = 0
 
@@ -85,7 +85,7 @@ class Claims:
 
     def on_outcome(self, flight: Flight, outcome: Outcome) -> None:
         """Write what a run has come to; one of a lost lease does not count."""
-        if flight.lease_id != self.lease_id:
+        if flight.lease != self._lease:
             logger.warning("Run %s (%s): its lease was lost; the outcome is dropped.", flight.run.id, flight.run.task)
             return
         facts = self._pool.facts.get(flight.run.task)
@@ -97,13 +97,13 @@ class Claims:
 
     def begin(self, lease_id: UUID) -> None:
         """Work under a new lease."""
-        self.lease_id = lease_id
+        self.lease_id, self._lease = lease_id, lease_id.bytes
         self.look()
 
     def lose(self) -> int:
         """Forget all that belongs to the lease, which is lost; return how many outcomes were dropped."""
         dropped = len(self._unwritten)
-        self.lease_id = None
+        self.lease_id, self._lease = None, b""
         self._unwritten.clear()
         self._resent.clear()
         return dropped
@@ -146,7 +146,7 @@ class Claims:
         batch = [self._unwritten.popleft() for _ in range(min(len(self._unwritten), LARGEST_BATCH))]
         if not batch and not (limit and self._should_look):
             return False
-        batch.sort(key=lambda ended: ended.settlement.run_id)  # every writer locks rows in this order
+        batch.sort(key=_run_id)  # every writer locks rows in this order
         if limit:
             self._should_look = False
         self.is_under_way = True
@@ -219,8 +219,7 @@ class Claims:
 
     def _take(self, exchange: Exchange, limit: int, lease_id: UUID) -> None:
         self.claimed_total += len(exchange.claimed)
-        for run in exchange.claimed:
-            self._pool.take(run, lease_id)
+        self._pool.take(exchange.claimed, lease_id)
         if limit and len(exchange.claimed) == limit:
             self._should_look = True
         elif exchange.claimed:
@@ -233,6 +232,8 @@ class Claims:
 
     def _note_written(self, batch: Sequence[Ended], exchange: Exchange) -> None:
         refused = set(exchange.refused)
+        if not refused and not self._resent and not logger.isEnabledFor(logging.INFO):
+            batch = [ended for ended in batch if ended.settlement.error is not None]
         for ended in batch:
             run = ended.flight.run
             was_resent = ended.flight.token in self._resent
@@ -258,6 +259,10 @@ class Claims:
                 logger.error("Executor %s runs what is not ours any more; it is killed.", executor.pid)
                 self._pool.kill(executor, "its run is not ours any more")
         self._must_reconcile = False
+
+
+def _run_id(ended: Ended) -> int:
+    return ended.settlement.run_id
 
 
 def _log(ended: Ended) -> None:

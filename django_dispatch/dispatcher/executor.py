@@ -1,28 +1,21 @@
 """One executor as the dispatcher sees it: its sockets, and the runs that were assigned to it."""
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from uuid import UUID
+from typing import TypeAlias
 
 from ..finish import TaskFacts
-from ..messages import (
-    Assignment,
-    FrameReader,
-    Kind,
-    Message,
-    Stop,
-    StopOrder,
-    receive_assignment,
-    send_assignment,
-)
+from ..messages import Assignment, FrameReader, Kind, Message, Stop, StopOrder, pack_tickets, take_tickets
 from ..store.base import ClaimedRun
 
-SEND_BUFFER = 1 << 20
+BUFFER = 1 << 20
 LARGEST_READ = 1 << 18
+MANY_TICKETS = 4096
 
-Token = tuple[int, int]
+Token: TypeAlias = tuple[int, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -30,17 +23,15 @@ class Flight:
     """A claimed run on its way through an executor. Times are the event loop's, in seconds."""
 
     run: ClaimedRun
+    token: Token
     facts: TaskFacts
-    lease_id: UUID
+    lease: bytes
     claimed_at: float
-    started_at: float | None = None
     timeout_seconds: float | None = None
+    started_at: float | None = None
     stop: Stop | None = None
     kill_at: float | None = None
-
-    @property
-    def token(self) -> Token:
-        return self.run.id, self.run.epoch
+    ticket: int = 0
 
 
 @dataclass(eq=False)
@@ -52,77 +43,93 @@ class Executor:
     slot: int
     capacity: int
     born_at: float
+    loop: asyncio.AbstractEventLoop
     pid: int | None = None
     is_ready: bool = False
     is_doomed: bool = False
-    """No more assignments: it is being killed."""
+    """No more assignments: it is leaving or being killed."""
     flights: dict[Token, Flight] = field(default_factory=dict)
     unstarted: int = 0
 
     def __post_init__(self) -> None:
         self._frames = FrameReader()
-        self._assignments, self._their_assignments = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.reports, self._their_reports = socket.socketpair()
-        self._assignments.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
-        for end in (self._assignments, self.reports):
+        self._last_ticket = 0
+        self._by_ticket: dict[int, Flight] = {}
+        self._unsent = bytearray()
+        self._unticketed: list[int] = []
+        self._tickets, self._their_tickets = socket.socketpair()
+        self.stream, self._their_stream = socket.socketpair()
+        self.stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
+        for end in (self._tickets, self.stream):
             end.setblocking(False)
 
     @property
     def descriptors(self) -> tuple[int, int]:
-        """The executor's ends: to take assignments from, to report on."""
-        return self._their_assignments.fileno(), self._their_reports.fileno()
+        """The executor's ends: to take tickets from; to read assignments and orders from and to report on."""
+        return self._their_tickets.fileno(), self._their_stream.fileno()
 
-    def forget_their_reports(self) -> None:
-        """Close our copy of the reporting end, so that its end is seen. The other one is kept, to take back from."""
-        self._their_reports.close()
+    def forget_their_stream(self) -> None:
+        """Close our copy of their end, so that its end is seen. That of the tickets is kept, to take back from."""
+        self._their_stream.close()
 
-    def assign(self, flight: Flight) -> bool:
-        """Send a run to the executor. False: it takes no more now."""
+    # to the executor
+
+    def assign(self, flight: Flight) -> None:
+        """Put a run among what flush() sends."""
         run = flight.run
-        assignment = Assignment(flight.lease_id, run.id, run.epoch, run.attempt, run.task, run.args, run.kwargs)
-        try:
-            was_sent = send_assignment(self._assignments, assignment)
-        except OSError:
-            return False
-        if was_sent:
-            self.flights[flight.token] = flight
-            self.unstarted += 1
-        return was_sent
-
-    def mark_started(self, token: Token, now: float) -> Flight | None:
-        flight = self.flights.get(token)
-        if flight is not None:
-            flight.started_at = now
-            self.unstarted -= 1
-        return flight
-
-    def land(self, token: Token) -> Flight | None:
-        """Take a flight off: it has an outcome."""
-        flight = self.flights.pop(token, None)
-        if flight is not None and flight.started_at is None:
-            self.unstarted -= 1
-        return flight
-
-    def take_back(self) -> list[Flight]:
-        """Take back what the executor has not read. Exact: the kernel gives each packet to one reader only."""
-        taken = []
-        with contextlib.suppress(BlockingIOError):
-            while (packet := receive_assignment(self._their_assignments, socket.MSG_DONTWAIT)) is not None:
-                flight = self.land(Assignment.token_of(packet))
-                if flight is not None:
-                    taken.append(flight)
-        return taken
+        self._last_ticket += 1
+        flight.ticket = self._last_ticket
+        self._by_ticket[flight.ticket] = flight
+        self._unticketed.append(flight.ticket)
+        self._unsent += Assignment(
+            flight.ticket, flight.lease, run.id, run.epoch, run.attempt, run.task, run.args, run.kwargs
+        ).encode()
+        self.flights[flight.token] = flight
+        self.unstarted += 1
 
     def order_stop(self, flight: Flight, reason: Stop) -> None:
         """Tell the event loop of an async executor to end a run."""
-        with contextlib.suppress(OSError):
-            self.reports.send(StopOrder(*flight.token, reason).encode())
+        self._unsent += StopOrder(*flight.token, reason).encode()
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what is unsent; the tickets go when their assignments are all on the way."""
+        try:
+            if self._unsent:
+                del self._unsent[: self.stream.send(self._unsent)]
+            if self._unsent:
+                self.loop.add_writer(self.stream, self._on_writable)
+            elif self._unticketed:
+                self._tickets.send(pack_tickets(self._unticketed))
+                self._unticketed.clear()
+        except BlockingIOError:
+            self.loop.add_writer(self.stream, self._on_writable)
+        except OSError:
+            pass  # it is dead; its exit settles what it had
+
+    def _on_writable(self) -> None:
+        self.loop.remove_writer(self.stream)
+        self.flush()
+
+    def take_back(self) -> list[Flight]:
+        """Take back what the executor has no ticket for: it has not started and never will."""
+        tickets = self._unticketed
+        self._unticketed = []
+        with contextlib.suppress(BlockingIOError):
+            while taken := take_tickets(self._their_tickets, MANY_TICKETS, socket.MSG_DONTWAIT):
+                tickets = [*taken, *tickets]
+        flights = [self._by_ticket[ticket] for ticket in sorted(tickets) if ticket in self._by_ticket]
+        for flight in flights:
+            self._remove(flight)
+        return flights
+
+    # from the executor
 
     def read(self) -> Iterator[Message]:
         """Yield the messages that have arrived."""
         while True:
             try:
-                data = self.reports.recv(LARGEST_READ)
+                data = self.stream.recv(LARGEST_READ)
             except (BlockingIOError, ConnectionResetError):
                 return
             if not data:
@@ -131,6 +138,27 @@ class Executor:
             if len(data) < LARGEST_READ:
                 return
 
+    def mark_started(self, token: Token, now: float) -> None:
+        """Note that a body has begun."""
+        flight = self.flights.get(token)
+        if flight is not None:
+            flight.started_at = now
+            self.unstarted -= 1
+
+    def land(self, token: Token) -> Flight | None:
+        """Take a flight off: it has an outcome."""
+        flight = self.flights.get(token)
+        if flight is not None:
+            self._remove(flight)
+        return flight
+
+    def _remove(self, flight: Flight) -> None:
+        del self.flights[flight.token], self._by_ticket[flight.ticket]
+        if flight.started_at is None:
+            self.unstarted -= 1
+
     def close(self) -> None:
-        for end in (self._assignments, self._their_assignments, self.reports, self._their_reports):
+        """Close every socket."""
+        self.loop.remove_writer(self.stream)
+        for end in (self._tickets, self._their_tickets, self.stream, self._their_stream):
             end.close()

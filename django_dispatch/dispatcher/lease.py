@@ -143,7 +143,7 @@ class LeaseKeeper:
     def _extend(self, lease_id: UUID, began_ns: int) -> None:
         self.renewed_at_ns = began_ns
         self._deadline_ns = began_ns + int((self._ttl_seconds - self._margin_seconds) * 1e9)
-        self._board.raise_fence(lease_id, self._deadline_ns)
+        self._board.raise_fence(lease_id.bytes, self._deadline_ns)
 
     def _lose(self, why: str) -> None:
         lease_id, self._lease_id = self._lease_id, None

@@ -5,7 +5,7 @@ import itertools
 import logging
 import signal
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -111,36 +111,52 @@ class Pool:
 
     # runs
 
-    def take(self, run: ClaimedRun, lease_id: UUID) -> None:
-        """Start a claimed run as soon as an executor is free."""
-        facts = self.facts.get(run.task)
-        flight = Flight(run, facts or TaskFacts(Kind.SYNC), lease_id, self._loop.time())
-        if facts is None:
-            message = f"This dispatcher has no task {run.task!r}."
-            text = error_document("unknown_task", message, attempt=run.attempt)
-            self._on_outcome(flight, Outcome(*flight.token, Verdict.UNKNOWN_TASK, text=text))
-            return
-        flight.timeout_seconds = run.timeout_seconds or facts.timeout_seconds or self._default_timeout_seconds
-        if self.waiting or not self._assign(flight):
-            self.waiting.append(flight)
+    def take(self, runs: Sequence[ClaimedRun], lease_id: UUID) -> None:
+        """Start claimed runs as soon as executors are free."""
+        now, lease = self._loop.time(), lease_id.bytes
+        for run in runs:
+            facts = self.facts.get(run.task)
+            if facts is None:
+                self._refuse(run, lease, now)
+                continue
+            timeout_seconds = run.timeout_seconds or facts.timeout_seconds or self._default_timeout_seconds
+            flight = Flight(run, (run.id, run.epoch), facts, lease, now, timeout_seconds)
+            if self.waiting or not self._assign(flight):
+                self.waiting.append(flight)
+        self._flush()
+
+    def _refuse(self, run: ClaimedRun, lease: bytes, now: float) -> None:
+        """There is no such task here: whoever deploys it may be about to."""
+        flight = Flight(run, (run.id, run.epoch), TaskFacts(Kind.SYNC), lease, now)
+        text = error_document("unknown_task", f"This dispatcher has no task {run.task!r}.", attempt=run.attempt)
+        self._on_outcome(flight, Outcome(*flight.token, Verdict.UNKNOWN_TASK, text=text))
 
     def _assign(self, flight: Flight) -> bool:
-        """Send a run to the least busy executor of its lane: to an idle one, or ahead if it is known to be tiny."""
-        ahead = self.durations.ahead(self._claim_limit) if self.durations.is_tiny(flight.run.task) else 0
+        """Put a run to the least busy executor of its lane: an idle one, or ahead of time if it is known to be tiny."""
+        least = self.durations.ahead(self._claim_limit) if self.durations.is_tiny(flight.run.task) else 0
         best = None
         for executor in self.executors.values():
-            if executor.kind == flight.facts.kind and executor.is_ready and not executor.is_doomed:
+            if executor.kind is flight.facts.kind and executor.is_ready and not executor.is_doomed:
                 load = len(executor.flights) - executor.capacity
-                if load < ahead and (best is None or load < len(best.flights) - best.capacity):
-                    best = executor
-        return best is not None and best.assign(flight)
+                if load < least:
+                    best, least = executor, load
+        if best is None:
+            return False
+        best.assign(flight)
+        return True
 
     def assign_waiting(self) -> None:
         """Start runs that wait, in order, one lane not holding up the other."""
-        for _ in range(len(self.waiting)):
-            flight = self.waiting.popleft()
-            if not self._assign(flight):
-                self.waiting.append(flight)
+        if self.waiting:
+            for _ in range(len(self.waiting)):
+                flight = self.waiting.popleft()
+                if not self._assign(flight):
+                    self.waiting.append(flight)
+            self._flush()
+
+    def _flush(self) -> None:
+        for executor in self.executors.values():
+            executor.flush()
 
     def take_back_from(self, executor: Executor) -> None:
         """Let other executors have what this one has not started."""
@@ -220,11 +236,11 @@ class Pool:
             return  # so many are still dying; the next exit comes back here
         self._board.clear_slot(slot)
         capacity = 1 if kind == Kind.SYNC else self._async_concurrency
-        executor = Executor(next(self._ids), kind, slot, capacity, born_at=self._loop.time())
+        executor = Executor(next(self._ids), kind, slot, capacity, self._loop.time(), self._loop)
         zygote.spawn(executor.id, kind=kind, slot=slot, descriptors=executor.descriptors)
-        executor.forget_their_reports()
+        executor.forget_their_stream()
         self.executors[executor.id] = executor
-        self._loop.add_reader(executor.reports, self._read, executor)
+        self._loop.add_reader(executor.stream, self._read, executor)
 
     def kill(self, executor: Executor, cause: str) -> None:
         """Kill an executor; what it had not started goes to others, the rest is settled when it is dead."""
@@ -252,7 +268,7 @@ class Pool:
         if executor is None:
             return
         self._read(executor)
-        self._loop.remove_reader(executor.reports)
+        self._loop.remove_reader(executor.stream)
         del self.executors[executor_id]
         self.take_back_from(executor)
         for flight in list(executor.flights.values()):

@@ -6,8 +6,8 @@ starts. Times are nanoseconds of CLOCK_BOOTTIME, which goes on while the machine
 
 import mmap
 import os
+import struct
 import time
-from uuid import UUID
 
 from ..messages import Stop
 
@@ -15,6 +15,7 @@ _CELL = 8  # bytes; one aligned store each, so a cell is never seen half-written
 _VERSION, _LEASE_HIGH, _LEASE_LOW, _DEADLINE = range(4)
 _RUN_ID, _EPOCH, _REASON, _HEARTBEAT = range(4)
 _CELLS_EACH = 8
+_HALVES = struct.Struct("!qq")
 NEVER = 2**63 - 1
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
@@ -22,12 +23,6 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 def now_ns() -> int:
     """Nanoseconds since boot, suspended time included (where the platform has such a clock)."""
     return time.clock_gettime_ns(_CLOCK)
-
-
-def _halves(lease_id: UUID) -> tuple[int, int]:
-    """Both halves of a lease id as signed 64-bit numbers."""
-    high, low = lease_id.int >> 64, lease_id.int & (2**64 - 1)
-    return high - 2**63, low - 2**63
 
 
 class Board:
@@ -50,20 +45,20 @@ class Board:
 
     # the fence
 
-    def raise_fence(self, lease_id: UUID, deadline_ns: int) -> None:
-        """Let bodies of this lease run until the deadline."""
-        self._write_fence(_halves(lease_id), deadline_ns)
+    def raise_fence(self, lease: bytes, deadline_ns: int) -> None:
+        """Let bodies of this lease (the 16 bytes of its id) run until the deadline."""
+        self._write_fence(_HALVES.unpack(lease), deadline_ns)
 
-    def allows(self, lease_id: UUID) -> bool:
+    def allows(self, lease: bytes) -> bool:
         """Return whether a body of this lease may start now."""
         halves, deadline = self._read_fence()
-        return halves == _halves(lease_id) and now_ns() < deadline
+        return halves == _HALVES.unpack(lease) and now_ns() < deadline
 
     def deadline_ns(self) -> int:
         """Return when every body must be dead, whatever its lease."""
         return self._cells[_DEADLINE]
 
-    def _write_fence(self, halves: tuple[int, int], deadline_ns: int) -> None:
+    def _write_fence(self, halves: tuple[int, ...], deadline_ns: int) -> None:
         cells = self._cells
         version = cells[_VERSION]
         cells[_VERSION] = version + 1  # odd: being written

@@ -10,21 +10,18 @@ from asgiref.sync import sync_to_async
 from django.db.backends.signals import connection_created
 
 from ..messages import (
-    Assignment,
-    FrameReader,
     Outcome,
     Progress,
     Ready,
     Retiring,
     Started,
     Stop,
-    StopOrder,
     Verdict,
-    receive_assignment,
 )
 from . import connections
 from .body import Attempt
 from .fence import Board
+from .inbox import Inbox
 from .limits import Lifetime
 
 HEARTBEAT_SECONDS = 0.25
@@ -40,18 +37,18 @@ class LoopExecutor:
         slot: int,
         board: Board,
         lifetime: Lifetime,
-        assignments: socket.socket,
-        reports: socket.socket,
+        tickets: socket.socket,
+        stream: socket.socket,
         concurrency: int,
     ) -> None:
         self._name = name
         self._slot = slot
         self._board = board
         self._lifetime = lifetime
-        self._assignments = assignments
-        self._reports = reports
+        self._inbox = Inbox(tickets, stream)
+        self._tickets = tickets
+        self._stream = stream
         self._concurrency = concurrency
-        self._orders = FrameReader()
         self._active: dict[tuple[int, int], Attempt] = {}
         self._stoppable: dict[tuple[int, int], asyncio.Task[None]] = {}
         self._is_taking = False
@@ -68,16 +65,13 @@ class LoopExecutor:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._over = self._loop.create_future()
-        for end in (self._assignments, self._reports):
-            end.setblocking(False)
-        self._loop.add_reader(self._reports, self._on_orders)
+        self._loop.add_reader(self._stream, self._on_stream)
         self._report(Ready().encode())
         self._take_more()
         heart = asyncio.create_task(self._beat(), name="heartbeat")
         await self._over
         heart.cancel()
-        self._reports.setblocking(True)
-        self._reports.sendall(self._unsent)
+        self._stream.sendall(self._unsent)
 
     async def _beat(self) -> None:
         """Show on the board that the loop turns: a body that blocks it is noticed from outside."""
@@ -92,9 +86,9 @@ class LoopExecutor:
         is_over = self._lifetime.is_over()
         has_room = len(self._active) < self._concurrency and not is_over
         if has_room and not self._is_taking:
-            self._loop.add_reader(self._assignments, self._on_assignments)
+            self._loop.add_reader(self._tickets, self._on_tickets)
         elif not has_room and self._is_taking:
-            self._loop.remove_reader(self._assignments)
+            self._loop.remove_reader(self._tickets)
         self._is_taking = has_room
         if is_over and not self._is_retiring:
             self._is_retiring = True
@@ -102,18 +96,17 @@ class LoopExecutor:
         if is_over and not self._active and not self._over.done():
             self._over.set_result(None)
 
-    def _on_assignments(self) -> None:
+    def _on_tickets(self) -> None:
+        try:
+            assignments = self._inbox.take(self._concurrency - len(self._active), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        if not assignments:
+            os._exit(0)  # the dispatcher is gone: its runs are not ours any more
         frames = bytearray()
         attempts: list[Attempt] = []
-        while len(self._active) + len(attempts) < self._concurrency:
-            try:
-                packet = receive_assignment(self._assignments, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                break
-            if packet is None:
-                os._exit(0)  # the dispatcher is gone: its runs are not ours any more
-            assignment = Assignment.decode(packet)
-            if self._board.allows(assignment.lease_id):
+        for assignment in assignments:
+            if self._board.allows(assignment.lease):
                 frames += Started(*assignment.token).encode()
                 attempts.append(Attempt(assignment, self._name))
             else:
@@ -154,16 +147,13 @@ class LoopExecutor:
 
     # orders and reports
 
-    def _on_orders(self) -> None:
+    def _on_stream(self) -> None:
         try:
-            data = self._reports.recv(65536)
+            orders = self._inbox.read_stream()
         except BlockingIOError:
             return
-        if not data:
-            os._exit(0)
-        for order in self._orders.feed(data):
-            if isinstance(order, StopOrder):
-                self._stop((order.run_id, order.epoch), order.reason)
+        for order in orders:
+            self._stop((order.run_id, order.epoch), order.reason)
 
     def _stop(self, token: tuple[int, int], reason: Stop) -> None:
         attempt = self._active.get(token)
@@ -176,23 +166,23 @@ class LoopExecutor:
         """Send in order; what the socket does not take now follows when it can."""
         if not self._unsent:
             try:
-                sent = self._reports.send(frames) if frames else 0
+                sent = self._stream.send(frames, socket.MSG_DONTWAIT) if frames else 0
             except BlockingIOError:
                 sent = 0
             frames = frames[sent:]
             if not frames:
                 return
-            self._loop.add_writer(self._reports, self._send_rest)
+            self._loop.add_writer(self._stream, self._send_rest)
         self._unsent += frames
 
     def _send_rest(self) -> None:
         try:
-            sent = self._reports.send(self._unsent)
+            sent = self._stream.send(self._unsent, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
         del self._unsent[:sent]
         if not self._unsent:
-            self._loop.remove_writer(self._reports)
+            self._loop.remove_writer(self._stream)
 
     def _note_database_use(self, **_: object) -> None:
         self._uses_database = True

@@ -7,10 +7,11 @@ import socket
 from types import FrameType
 
 from ..exceptions import RunCancelled, RunInterrupted, RunTimedOut
-from ..messages import Assignment, Outcome, Progress, Ready, Started, Stop, Verdict, receive_assignment
+from ..messages import Assignment, Outcome, Progress, Ready, Started, Stop, Verdict
 from . import connections
 from .body import Attempt
 from .fence import Board
+from .inbox import Inbox
 from .limits import Lifetime
 
 EXCEPTION_OF_STOP = {Stop.CANCEL: RunCancelled, Stop.TIMEOUT: RunTimedOut, Stop.SHUTDOWN: RunInterrupted}
@@ -26,44 +27,46 @@ class SyncExecutor:
         slot: int,
         board: Board,
         lifetime: Lifetime,
-        assignments: socket.socket,
-        reports: socket.socket,
+        tickets: socket.socket,
+        stream: socket.socket,
     ) -> None:
         self._name = name
         self._slot = slot
         self._board = board
         self._lifetime = lifetime
-        self._assignments = assignments
-        self._reports = reports
+        self._inbox = Inbox(tickets, stream)
+        self._stream = stream
         self._pid = os.getpid()
         self._unsent = b""
         self._current: Attempt | None = None
 
     def serve(self) -> None:
-        """Run assignments until the dispatcher closes the socket or this executor's lifetime is over."""
+        """Run assignments until the dispatcher is gone or this executor's lifetime is over."""
         signal.signal(signal.SIGUSR1, self._on_stop)
         self._send(Ready().encode())
         while not self._lifetime.is_over():
-            packet = self._next_packet()
-            if packet is None:
+            assignment = self._next_assignment()
+            if assignment is None:
                 return
-            assignment = Assignment.decode(packet)
-            if not self._board.allows(assignment.lease_id):
-                self._send(Outcome(*assignment.token, Verdict.UNSTARTED).encode())
+            if not self._board.allows(assignment.lease):
+                self._unsent += Outcome(*assignment.token, Verdict.UNSTARTED).encode()
                 continue
             outcome = self._run(assignment)
             self._lifetime.count_run()
             self._unsent += outcome.encode()
         self._flush()
 
-    def _next_packet(self) -> bytes | None:
+    def _next_assignment(self) -> Assignment | None:
         """Take the next assignment. The last outcome travels with the next *started*, unless there is none yet."""
         if self._unsent:
             try:
-                return receive_assignment(self._assignments, socket.MSG_DONTWAIT)
+                assignments = self._inbox.take(1, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 self._flush()
-        return receive_assignment(self._assignments)
+                assignments = self._inbox.take(1)
+        else:
+            assignments = self._inbox.take(1)
+        return assignments[0] if assignments else None
 
     def _run(self, assignment: Assignment) -> Outcome:
         self._send(Started(*assignment.token).encode())
@@ -117,4 +120,4 @@ class SyncExecutor:
 
     def _flush(self) -> None:
         unsent, self._unsent = self._unsent, b""
-        self._reports.sendall(unsent)
+        self._stream.sendall(unsent)

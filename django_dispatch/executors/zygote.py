@@ -200,14 +200,14 @@ class Zygote:
                 sys.stderr.flush()
             os._exit(code)
 
-    def _serve_as(self, order: dict[str, Any], assignments: socket.socket, reports: socket.socket) -> None:
+    def _serve_as(self, order: dict[str, Any], tickets: socket.socket, stream: socket.socket) -> None:
         common = {
             "name": f"{self._config['node']}:{os.getpid()}",
             "slot": order["slot"],
             "board": self._board,
             "lifetime": Lifetime(Limits(**self._config["limits"])),
-            "assignments": assignments,
-            "reports": reports,
+            "tickets": tickets,
+            "stream": stream,
         }
         if order["kind"] == Kind.SYNC:
             SyncExecutor(**common).serve()
@@ -234,6 +234,9 @@ def main() -> None:
         die_with_parent(config["dispatcher_pid"], DEATH_SIGNAL)
         board = Board(config["board"], config["slots"])
         sys.path[:] = config["sys_path"]
+        del os.environ["PYTHONPATH"]
+        if config["PYTHONPATH"] is not None:
+            os.environ["PYTHONPATH"] = config["PYTHONPATH"]
         import django
 
         django.setup()

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 
@@ -47,8 +47,7 @@ class NewLease:
     version: str
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimedRun:
+class ClaimedRun(NamedTuple):
     """A run as it was claimed. ``args`` and ``kwargs`` are the stored JSON texts, not decoded."""
 
     id: int
@@ -66,8 +65,7 @@ class ClaimedRun:
     kwargs: str
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
+class Settlement(NamedTuple):
     """What becomes of a claimed run: the write that ends its claim.
 
     ``result`` and ``error`` are JSON texts. ``delay_seconds`` goes with SCHEDULED. ``has_failed`` and

@@ -57,7 +57,7 @@ def import_catalogue(ctx: TaskContext, import_id: int) -> int:
 
 
 @task(priority=-10, timeout=timedelta(minutes=5))
-def count_primes(limit: int = 200_000) -> int:
+def count_primes(limit: int = 400_000) -> int:
     """Count the primes below a limit, the slow way: work for a processor and nothing else."""
     return sum(all(n % divisor for divisor in range(2, math.isqrt(n) + 1)) for n in range(2, limit))
 
