@@ -156,8 +156,7 @@ WITH due AS MATERIALIZED (
   SELECT id FROM {RUN} WHERE status = 'SCHEDULED' AND run_after <= clock_timestamp()
   ORDER BY run_after LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED
 ), promoted AS (
-  UPDATE {RUN} AS r SET status = 'READY', run_after = NULL FROM due WHERE r.id = due.id AND r.status = 'SCHEDULED'
-  RETURNING r.queue
+  UPDATE {RUN} SET status = 'READY', run_after = NULL WHERE id = ANY(ARRAY(SELECT id FROM due)) RETURNING queue
 )
 SELECT DISTINCT queue, NULL::float8 FROM promoted
 UNION ALL
@@ -173,7 +172,7 @@ WITH old AS MATERIALIZED (
     AND status = %(status)s
   ORDER BY finished_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 )
-DELETE FROM {RUN} USING old WHERE {RUN}.id = old.id
+DELETE FROM {RUN} WHERE id = ANY(ARRAY(SELECT id FROM old))
 """
 
 # Hops from each queue name to the next through the claim index, whatever the backlog.
