@@ -112,6 +112,7 @@ class Dispatcher:
             on_outcome=self._on_outcome,
             on_progress=self._on_progress,
             on_room=self._on_room,
+            is_writing=lambda: self.claims.is_under_way,
         )
 
     def _make_keeper(self) -> LeaseKeeper:
