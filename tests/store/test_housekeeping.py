@@ -1,6 +1,5 @@
 """Promote, prune, the list of queues with work, and the sending of wakeups."""
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -9,6 +8,7 @@ from django.db.models.functions import Now
 
 from django_dispatch.models import Run, Status
 from django_dispatch.store.base import Store
+from tests.wakeups import Ear
 
 from .tables import FAR_OFF, LONG_AGO, add_run, add_runs, columns_of, statuses, stored
 
@@ -93,8 +93,7 @@ class TestReadyQueues:
         assert store.ready_queues() == []
 
 
-def test_notify_sends_each_payload(store: Store, listen: Callable[[], Callable[[], list[str]]]) -> None:
-    heard = listen()
+def test_notify_sends_each_payload(store: Store, ear: Ear) -> None:
     store.notify(["ready:a", "ready:b"])
     store.notify([])
-    assert sorted(heard()) == ["ready:a", "ready:b"]
+    assert sorted(ear.heard()) == ["ready:a", "ready:b"]

@@ -20,6 +20,7 @@ from django_dispatch.store import postgres_enqueue
 from django_dispatch.store.base import NewRun, Settlement
 from django_dispatch.store.postgres import PostgresStore
 from django_dispatch.store.session import PLAN, Session, connection_params
+from tests.databases import own_database
 
 pytestmark = pytest.mark.slow
 
@@ -95,11 +96,7 @@ class ExplainedSession(Session):
 @pytest.fixture(scope="module")
 def large_database(django_db_modify_db_settings: None, django_db_blocker: Any) -> Iterator[psycopg.Connection[Any]]:
     """A database of its own with all those rows, whose statistics are from before the backlog came."""
-    name = "test_dispatch_plans"
-    connections.settings[ALIAS] = connections.settings["default"] | {"NAME": name}
-    with django_db_blocker.unblock(), connections["default"]._nodb_cursor() as server:  # type: ignore[attr-defined]
-        server.execute(f"DROP DATABASE IF EXISTS {name}")
-        server.execute(f"CREATE DATABASE {name}")
+    with django_db_blocker.unblock(), own_database(ALIAS):
         call_command("migrate", "django_dispatch", database=ALIAS, verbosity=0)
         with psycopg.connect(**connection_params(ALIAS, "test"), autocommit=True) as connection:
             if connection.execute("SHOW is_superuser").fetchone() != ("on",):
@@ -111,10 +108,6 @@ def large_database(django_db_modify_db_settings: None, django_db_blocker: Any) -
                     connection.execute(statement.encode())
             connection.execute("ALTER TABLE django_dispatch_run ENABLE TRIGGER USER")
             yield connection
-        connections[ALIAS].close()
-        server.execute(f"DROP DATABASE {name} WITH (FORCE)")
-    del connections[ALIAS]
-    del connections.settings[ALIAS]
 
 
 # In this order, for statistics cannot be made to forget.
