@@ -9,7 +9,7 @@ from django.db import connections
 @contextlib.contextmanager
 def own_database(alias: str) -> Iterator[str]:
     """Create an empty database under an alias of its own, and drop it in the end; its name is returned."""
-    name = f"test_dispatch_{alias}"
+    name = f"test_{connections.settings['default']['NAME'].removeprefix('test_')}_{alias}"
     connections.settings[alias] = connections.settings["default"] | {"NAME": name}
     default = connections.create_connection("default")
     try:

@@ -66,7 +66,8 @@ class TestTables:
     def test_every_index_but_the_primary_key_is_partial(self, db: None) -> None:
         found = ask(
             "SELECT c.relname, pg_get_indexdef(c.oid), pg_get_expr(i.indpred, i.indrelid), i.indisunique"
-            " FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE i.indrelid = %s::regclass AND NOT i.indisprimary",
+            " FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid"
+            " WHERE i.indrelid = %s::regclass AND NOT i.indisprimary",
             RUN,
         )
         indexes = {
