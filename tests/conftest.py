@@ -7,8 +7,12 @@ from urllib.parse import urlsplit
 
 import pytest
 from django.conf import settings
+from django.test.utils import setup_databases, teardown_databases
+from pytest_django.plugin import DjangoDbBlocker
 
 from testproject import postgres
+
+pytest_plugins = ["tests.kit.fixtures"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,6 +43,18 @@ def server_url(pg_bin: Path | None) -> Iterator[str]:
 def django_db_modify_db_settings(server_url: str) -> None:
     """Point Django at the server before pytest-django makes the test database on it."""
     settings.DATABASES["default"].update(postgres.django_database(server_url))
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(
+    django_test_environment: None, django_db_modify_db_settings: None, django_db_blocker: DjangoDbBlocker
+) -> Iterator[None]:
+    """Make the test database for every test that asks; pytest-django's own makes none for those without its marker."""
+    with django_db_blocker.unblock():
+        old = setup_databases(verbosity=0, interactive=False, serialized_aliases=())
+    yield
+    with django_db_blocker.unblock():
+        teardown_databases(old, verbosity=0)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.test import modify_settings
+from django.test import override_settings
 
 import django_dispatch
 from django_dispatch import InvalidTask, Task, TaskContext, UnknownTask, registry, task
@@ -247,7 +247,7 @@ def test_autodiscovery_imports_every_tasks_module_and_survives_broken_ones(
     write_app(apps_on_disk, "discovered_b", "def broken(:\n")
     write_app(apps_on_disk, "discovered_c", WORKING + "from django_dispatch import registry\nregistry.autodiscover()\n")
     with (
-        modify_settings(INSTALLED_APPS={"append": ["discovered_a", "discovered_b", "discovered_c"]}),
+        override_settings(INSTALLED_APPS=["discovered_a", "discovered_b", "discovered_c"]),
         caplog.at_level(logging.ERROR, "django_dispatch"),
     ):
         registry.autodiscover()

@@ -67,17 +67,18 @@ class Attempt:
             return self._outcome(Verdict.RETURNED, "")
         try:
             text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        except (TypeError, ValueError, RecursionError) as error:
-            message = f"The body returned a {type(value).__name__} that JSON cannot hold: {_text_of(error)}"
+        except BaseException as error:  # a subclass of dict or str may raise anything
+            message = f"The body returned a value of type {type(value).__name__}, not JSON: {_text_of(error)}"
             return self._failure(Verdict.UNSTORABLE, message)
         return self._outcome(Verdict.RETURNED, storable(text))
 
     def raised(self, error: BaseException) -> Outcome:
         """Return the outcome of a body that raised; if it had been told to stop, that is what counts."""
         verdict = VERDICT_OF_STOP[self.stop] if self.stop else Verdict.RAISED
-        if verdict is not Verdict.RAISED:
-            return self._failure(verdict, _text_of(error), exception_class=_path_of(error))
-        return self._failure(verdict, _text_of(error), exception_class=_path_of(error), traceback=_traceback_of(error))
+        facts = {"exception_class": _path_of(error)}
+        if verdict in (Verdict.RAISED, Verdict.TIMED_OUT):  # where a body hung is what one wants to know
+            facts["traceback"] = _traceback_of(error)
+        return self._failure(verdict, _text_of(error), **facts)
 
     def _failure(self, verdict: Verdict, message: str, **more: str) -> Outcome:
         kind = KIND_OF_VERDICT[verdict]
@@ -98,7 +99,7 @@ def _text_of(error: BaseException) -> str:
     """The exception's text, or what can be said when it cannot be printed."""
     try:
         text = str(error)
-    except Exception as problem:
+    except BaseException as problem:
         text = f"(its text cannot be printed: {type(problem).__name__})"
     return _shortened(text, LONGEST_MESSAGE)
 
@@ -106,7 +107,7 @@ def _text_of(error: BaseException) -> str:
 def _traceback_of(error: BaseException) -> str:
     try:
         text = "".join(traceback.format_exception(type(error), error, _frames_of_the_body(error.__traceback__)))
-    except Exception as problem:
+    except BaseException as problem:
         text = f"(the traceback cannot be printed: {type(problem).__name__})"
     return _shortened(text, LONGEST_TRACEBACK)
 

@@ -49,6 +49,7 @@ class LoopExecutor:
         self._tickets = tickets
         self._stream = stream
         self._concurrency = concurrency
+        self._pid = os.getpid()
         self._active: dict[tuple[int, int], Attempt] = {}
         self._stoppable: dict[tuple[int, int], asyncio.Task[None]] = {}
         self._is_taking = False
@@ -122,6 +123,8 @@ class LoopExecutor:
         if self._uses_database:
             await sync_to_async(connections.drop_broken)()
         outcome = await self._outcome_of(attempt)
+        if os.getpid() != self._pid:
+            os._exit(0)  # a body that forked and returned in the child must not report a second time
         if self._uses_database and len(self._active) == 1:  # nobody else is in the middle of a query
             await sync_to_async(connections.tidy)()
         self._report(outcome.encode())

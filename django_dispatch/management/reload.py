@@ -29,7 +29,7 @@ def is_supervised() -> bool:
 
 def end_with_supervisor() -> None:
     """In the child: drain when the supervisor dies."""
-    die_with_parent(int(os.environ[SUPERVISED]), signal.SIGTERM)
+    die_with_parent(int(os.environ.pop(SUPERVISED)), signal.SIGTERM)
 
 
 def supervise() -> int:

@@ -1,0 +1,113 @@
+"""The kit's fixtures, for every test of the suite."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from pytest_django.plugin import DjangoDbBlocker
+
+from .cut import Cut
+from .dispatchers import Dispatchers
+from .freeze import Freeze
+from .gate import Gate
+from .ledger import Ledger
+from .relay import Relay
+
+CLEAN = "TRUNCATE django_dispatch_run, django_dispatch_lease, kit_ledger"
+LEFT = (
+    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND application_name ~ '^(django_dispatch|kit) '"
+)
+
+_open_kits: list["Kit"] = []
+
+
+@dataclass(frozen=True)
+class Kit:
+    """See the package."""
+
+    sql: psycopg.Connection[Any]
+    ledger: Ledger
+    gate: Gate
+    freeze: Freeze
+    cut: Cut
+    dispatchers: Dispatchers
+
+
+@contextmanager
+def open_kit(folder: Path, url: str, blocker: DjangoDbBlocker) -> Iterator[Kit]:
+    """Give a clean database on which commits are real, and the kit on it; leave nothing behind."""
+    with psycopg.connect(url, autocommit=True, application_name="test") as sql, blocker.unblock():
+        sql.execute(CLEAN)
+        freeze = Freeze()
+        kit = Kit(sql, Ledger(sql), Gate(folder), freeze, Cut(sql), Dispatchers(folder, url))
+        _open_kits.append(kit)
+        try:
+            yield kit
+        finally:
+            _open_kits.remove(kit)
+            freeze.thaw_all()
+            try:
+                kit.dispatchers.close()
+            finally:
+                sql.execute(LEFT)
+                sql.execute(CLEAN)
+
+
+@pytest.fixture
+def kit(tmp_path: Path, database_url: str, django_db_blocker: DjangoDbBlocker) -> Iterator[Kit]:
+    with open_kit(tmp_path, database_url, django_db_blocker) as kit:
+        yield kit
+
+
+@pytest.fixture
+def ledger(kit: Kit) -> Ledger:
+    return kit.ledger
+
+
+@pytest.fixture
+def gate(kit: Kit) -> Gate:
+    return kit.gate
+
+
+@pytest.fixture
+def freeze(kit: Kit) -> Freeze:
+    return kit.freeze
+
+
+@pytest.fixture
+def cut(kit: Kit) -> Cut:
+    return kit.cut
+
+
+@pytest.fixture
+def sql(kit: Kit) -> "psycopg.Connection[Any]":
+    """A session of the test's own, in autocommit."""
+    return kit.sql
+
+
+@pytest.fixture
+def dispatchers(kit: Kit) -> Dispatchers:
+    return kit.dispatchers
+
+
+@pytest.fixture
+def relay(database_url: str) -> Iterator[Relay]:
+    relay = Relay(database_url)
+    yield relay
+    relay.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Show what the dispatchers said, beside a failure."""
+    report: pytest.TestReport = yield  # type: ignore[misc]
+    if report.failed:
+        for kit in _open_kits:
+            for dispatcher in kit.dispatchers.all:
+                report.sections.append((f"log of dispatcher {dispatcher.node} ({dispatcher.pid})", dispatcher.log))
+    return report  # type: ignore[return-value]

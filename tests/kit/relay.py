@@ -1,0 +1,112 @@
+"""A TCP relay before PostgreSQL: the network, with its bad days."""
+
+import contextlib
+import socket
+import struct
+import threading
+from urllib.parse import urlsplit
+
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class Relay:
+    """Forwards, until it is told to hold, swallow or refuse. ``url`` is a database's address by way of it."""
+
+    def __init__(self, url: str) -> None:
+        self._parts = urlsplit(url)
+        self._target = (self._parts.hostname or "127.0.0.1", self._parts.port or 5432)
+        self._flows = threading.Event()
+        self._is_deaf = False
+        self._links: list[_Link] = []
+        self._port = 0
+        self._listener: socket.socket | None = None
+        self.forward()
+
+    @property
+    def url(self) -> str:
+        account, at, _ = self._parts.netloc.rpartition("@")
+        return self._parts._replace(netloc=f"{account}{at}127.0.0.1:{self._port}").geturl()
+
+    def forward(self) -> None:
+        """Carry bytes both ways; what was held goes on. Connections that were swallowed stay deaf: use new ones."""
+        self._is_deaf = False
+        self._flows.set()
+        if self._listener is None:
+            self._listen()
+
+    def hold(self) -> None:
+        """Carry nothing for now and lose nothing: a network partition that heals."""
+        self._flows.clear()
+
+    def swallow(self) -> None:
+        """Take all bytes and carry none, with every socket open: half-open connections, old and new ones."""
+        self._is_deaf = True
+        for link in self._links:
+            link.is_deaf = True
+
+    def refuse(self) -> None:
+        """Reset all connections and accept no new ones: a server that is down."""
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+        self.cut()
+
+    def cut(self) -> None:
+        """Reset all connections; new ones are welcome."""
+        links, self._links = self._links, []
+        for link in links:
+            link.close()
+
+    def close(self) -> None:
+        self._flows.set()
+        self.refuse()
+
+    def _listen(self) -> None:
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", self._port))
+        listener.listen(100)
+        self._port = listener.getsockname()[1]
+        self._listener = listener
+        threading.Thread(target=self._accept, args=[listener], daemon=True).start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            try:
+                link = _Link(client, socket.create_connection(self._target), self._flows, is_deaf=self._is_deaf)
+            except OSError:
+                client.close()
+            else:
+                self._links.append(link)
+
+
+class _Link:
+    """One relayed connection: two sockets, and a thread a direction."""
+
+    def __init__(self, client: socket.socket, server: socket.socket, flows: threading.Event, *, is_deaf: bool) -> None:
+        self.is_deaf = is_deaf
+        self._ends = (client, server)
+        self._flows = flows
+        for source, sink in ((client, server), (server, client)):
+            threading.Thread(target=self._pump, args=[source, sink], daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                self._flows.wait()
+                if not self.is_deaf:
+                    sink.sendall(data)
+            if not self.is_deaf:
+                sink.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        for end in self._ends:
+            with contextlib.suppress(OSError):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()

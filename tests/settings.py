@@ -1,0 +1,14 @@
+"""Settings of the suite: the shop's, the kit's app beside it, and what one dispatcher is to have otherwise."""
+
+import json
+import os
+
+from testproject.settings import *  # noqa: F403
+from testproject.settings import INSTALLED_APPS as SHOP_APPS
+
+INSTALLED_APPS = [*SHOP_APPS, "tests.kit", *os.environ.get("KIT_APPS", "").split()]
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+
+# A test gives a dispatcher that it starts settings of its own: see kit/dispatchers.py.
+DISPATCH: dict[str, object] = json.loads(os.environ.get("KIT_DISPATCH", "{}"))
+DATABASES["default"] |= json.loads(os.environ.get("KIT_DATABASE", "{}"))  # noqa: F405
