@@ -105,6 +105,7 @@ class TestTables:
             ("task, lease_id", "'t', gen_random_uuid()", "dispatch_run_running_has_lease"),
             ("task, status, lease_id", "'t', 'FAILED', gen_random_uuid()", "dispatch_run_running_has_lease"),
             ("task, status", "'t', 'SCHEDULED'", "dispatch_run_scheduled_has_run_after"),
+            ("task, run_after", "'t', now()", "dispatch_run_scheduled_has_run_after"),
             ("task, epoch", "'t', -1", "epoch"),
             ("task, attempt", "'t', -1", "attempt"),
             ("task, failures", "'t', -1", "failures"),
