@@ -44,10 +44,10 @@ class TestPromote:
         assert store.promote(limit=100) == ([], None)
 
     def test_the_limit_takes_the_longest_due(self, store: Store) -> None:
-        ages = (2, 3, 1)
+        ages = (1, 3, 2)
         runs = [add_run(status=Status.SCHEDULED, run_after=LONG_AGO - timedelta(days=age)) for age in ages]
         store.promote(limit=2)
-        assert statuses(runs) == [Status.READY, Status.READY, Status.SCHEDULED]
+        assert statuses(runs) == [Status.SCHEDULED, Status.READY, Status.READY]
 
     @pytest.mark.parametrize("status", [Status.READY, Status.BLOCKED, Status.SUCCESSFUL, Status.CANCELLED])
     def test_only_scheduled_runs_are_promoted(self, store: Store, status: Status) -> None:
@@ -67,9 +67,9 @@ class TestPrune:
         assert old not in (young, failed)
 
     def test_the_limit_takes_the_oldest(self, store: Store) -> None:
-        runs = [finished_ago(seconds) for seconds in (200, 300, 100)]
+        runs = [finished_ago(seconds) for seconds in (100, 300, 200)]
         assert store.prune(status="SUCCESSFUL", age_seconds=60.0, limit=2) == 2
-        assert Run.objects.get().pk == runs[2]
+        assert Run.objects.get().pk == runs[0]
         assert store.prune(status="SUCCESSFUL", age_seconds=60.0, limit=2) == 1
 
     @pytest.mark.parametrize("status", [Status.SCHEDULED, Status.READY, Status.BLOCKED])
