@@ -11,7 +11,7 @@ import json
 import re
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple
@@ -24,6 +24,19 @@ _FRAME = struct.Struct("!IB")
 _TOKEN = struct.Struct("!qI")
 _ASSIGNMENT = struct.Struct("!q16sqII")
 _OUTCOME = struct.Struct("!qIBd")
+
+
+class _Code:
+    """The kind of a message, in its frame."""
+
+    READY = 1
+    STARTED = 2
+    OUTCOME = 3
+    PROGRESS = 4
+    STOP_ORDER = 5
+    NEWS = 6
+    RETIRING = 7
+    ASSIGNMENT = 8
 
 
 class Kind(StrEnum):
@@ -59,7 +72,7 @@ class Stop(IntEnum):
 
 
 class Assignment(NamedTuple):
-    """A run for an executor to start once it holds ``ticket``. ``args`` and ``kwargs`` are JSON texts of the database."""
+    """A run for an executor to start once it holds ``ticket``. ``args`` and ``kwargs`` are JSON of the database."""
 
     ticket: int
     lease: bytes
@@ -78,7 +91,7 @@ class Assignment(NamedTuple):
         # A jsonb text has no line break of its own: those inside strings are escaped.
         text = f"{self.task}\n{self.args}\n{self.kwargs}".encode()
         head = _ASSIGNMENT.pack(self.ticket, self.lease, self.run_id, self.epoch, self.attempt)
-        return _FRAME.pack(len(head) + len(text), 8) + head + text
+        return _FRAME.pack(len(head) + len(text), _Code.ASSIGNMENT) + head + text
 
 
 def pack_tickets(tickets: Sequence[int]) -> bytes:
@@ -101,7 +114,7 @@ class Ready:
     """An executor has started and takes assignments."""
 
     def encode(self) -> bytes:
-        return _FRAME.pack(0, 1)
+        return _FRAME.pack(0, _Code.READY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +122,7 @@ class Retiring:
     """An executor takes no more assignments: it ends what it has and leaves."""
 
     def encode(self) -> bytes:
-        return _FRAME.pack(0, 7)
+        return _FRAME.pack(0, _Code.RETIRING)
 
 
 class Started(NamedTuple):
@@ -119,7 +132,7 @@ class Started(NamedTuple):
     epoch: int
 
     def encode(self) -> bytes:
-        return _FRAME.pack(_TOKEN.size, 2) + _TOKEN.pack(self.run_id, self.epoch)
+        return _FRAME.pack(_TOKEN.size, _Code.STARTED) + _TOKEN.pack(self.run_id, self.epoch)
 
 
 class Outcome(NamedTuple):
@@ -134,7 +147,7 @@ class Outcome(NamedTuple):
     def encode(self) -> bytes:
         text = self.text.encode()
         head = _OUTCOME.pack(self.run_id, self.epoch, self.verdict, self.duration_seconds)
-        return _FRAME.pack(len(head) + len(text), 3) + head + text
+        return _FRAME.pack(len(head) + len(text), _Code.OUTCOME) + head + text
 
 
 class Progress(NamedTuple):
@@ -146,7 +159,7 @@ class Progress(NamedTuple):
 
     def encode(self) -> bytes:
         text = self.text.encode()
-        return _FRAME.pack(_TOKEN.size + len(text), 4) + _TOKEN.pack(self.run_id, self.epoch) + text
+        return _FRAME.pack(_TOKEN.size + len(text), _Code.PROGRESS) + _TOKEN.pack(self.run_id, self.epoch) + text
 
 
 class StopOrder(NamedTuple):
@@ -157,7 +170,9 @@ class StopOrder(NamedTuple):
     reason: Stop
 
     def encode(self) -> bytes:
-        return _FRAME.pack(_TOKEN.size + 1, 5) + _TOKEN.pack(self.run_id, self.epoch) + bytes([self.reason])
+        return (
+            _FRAME.pack(_TOKEN.size + 1, _Code.STOP_ORDER) + _TOKEN.pack(self.run_id, self.epoch) + bytes([self.reason])
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +183,10 @@ class News:
 
     def encode(self) -> bytes:
         text = self.text.encode()
-        return _FRAME.pack(len(text), 6) + text
+        return _FRAME.pack(len(text), _Code.NEWS) + text
 
 
 Message = Assignment | Ready | Retiring | Started | Outcome | Progress | StopOrder | News
-
-
-_BARE: dict[int, Message] = {1: Ready(), 7: Retiring()}
 
 
 class FrameReader:
@@ -193,31 +205,41 @@ class FrameReader:
             if end - start < size:
                 break
             position = start + size
-            yield _decode(code, data, start, position)
+            yield _DECODERS[code](data, start, position)
         self._pending = data[position:]
 
 
-def _decode(code: int, data: bytes, start: int, end: int) -> Message:
-    if code == 3:
-        run_id, epoch, verdict, duration = _OUTCOME.unpack_from(data, start)
-        return Outcome(run_id, epoch, _VERDICTS[verdict], duration, data[start + _OUTCOME.size : end].decode())
-    if code == 2:
-        return Started(*_TOKEN.unpack_from(data, start))
-    if code == 4:
-        run_id, epoch = _TOKEN.unpack_from(data, start)
-        return Progress(run_id, epoch, data[start + _TOKEN.size : end].decode())
-    if code == 5:
-        run_id, epoch = _TOKEN.unpack_from(data, start)
-        return StopOrder(run_id, epoch, Stop(data[end - 1]))
-    if code == 6:
-        return News(data[start:end].decode())
-    if code == 8:
-        head = _ASSIGNMENT.unpack_from(data, start)
-        task, args, kwargs = data[start + _ASSIGNMENT.size : end].decode().split("\n")
-        return Assignment(*head, task, args, kwargs)
-    if code in _BARE:
-        return _BARE[code]
-    raise ValueError(f"No message has the code {code}.")
+def _assignment(data: bytes, start: int, end: int) -> Message:
+    ticket, lease, run_id, epoch, attempt = _ASSIGNMENT.unpack_from(data, start)
+    task, args, kwargs = data[start + _ASSIGNMENT.size : end].decode().split("\n")
+    return Assignment(ticket, lease, run_id, epoch, attempt, task, args, kwargs)
+
+
+def _outcome(data: bytes, start: int, end: int) -> Message:
+    run_id, epoch, verdict, duration = _OUTCOME.unpack_from(data, start)
+    return Outcome(run_id, epoch, _VERDICTS[verdict], duration, data[start + _OUTCOME.size : end].decode())
+
+
+def _progress(data: bytes, start: int, end: int) -> Message:
+    run_id, epoch = _TOKEN.unpack_from(data, start)
+    return Progress(run_id, epoch, data[start + _TOKEN.size : end].decode())
+
+
+def _stop_order(data: bytes, start: int, end: int) -> Message:
+    run_id, epoch = _TOKEN.unpack_from(data, start)
+    return StopOrder(run_id, epoch, Stop(data[end - 1]))
+
+
+_DECODERS: dict[int, Callable[[bytes, int, int], Message]] = {
+    _Code.READY: lambda *_: Ready(),
+    _Code.RETIRING: lambda *_: Retiring(),
+    _Code.ASSIGNMENT: _assignment,
+    _Code.STARTED: lambda data, start, end: Started(*_TOKEN.unpack_from(data, start)),
+    _Code.OUTCOME: _outcome,
+    _Code.PROGRESS: _progress,
+    _Code.STOP_ORDER: _stop_order,
+    _Code.NEWS: lambda data, start, end: News(data[start:end].decode()),
+}
 
 
 def error_document(kind: str, message: str, **more: Any) -> str:

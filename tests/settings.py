@@ -6,7 +6,7 @@ import os
 from testproject.settings import *  # noqa: F403
 from testproject.settings import INSTALLED_APPS as SHOP_APPS
 
-INSTALLED_APPS = [*SHOP_APPS, "tests.kit"]
+INSTALLED_APPS = [*SHOP_APPS, "tests.kit", *os.environ.get("KIT_APPS", "").split()]
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 # A test gives a dispatcher that it starts settings of its own: see kit/dispatchers.py.

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 from uuid import UUID
 
 from django.db import DataError
@@ -19,18 +19,19 @@ from ..messages import Outcome, Verdict, error_document
 from ..store.base import Exchange, Settlement
 from .backoff import Backoff
 from .executor import Flight, Token
-from .pool import Pool
+from .pool import Pool, Room
 from .store_thread import StoreThread
 
 LARGEST_BATCH = 500
 # Second looks after one that found work: they find what a thinned or gated wakeup did not announce.
 SECOND_LOOKS_SECONDS = (0.05, 0.25)
 
+LONG_WALK_SECONDS = 0.02
+
 logger = logging.getLogger("django_dispatch.dispatcher")
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(NamedTuple):
     """A flight that has landed, and the write that it waits for."""
 
     flight: Flight
@@ -39,7 +40,7 @@ class Ended:
 
 
 class Claims:
-    """The loop between the store and the pool. ``on_quiet`` is called when a look found nothing, or no more are wanted."""
+    """The loop between store and pool. ``on_quiet`` is called when a look found nothing, or no more are wanted."""
 
     def __init__(
         self,
@@ -69,6 +70,7 @@ class Claims:
         self.is_under_way = False
         """Whether a statement is out: it may bring runs."""
         self.lease_id: UUID | None = None
+        self._lease = b""
         self.is_claiming = False
         self.claimed_total = 0
 
@@ -85,7 +87,7 @@ class Claims:
 
     def on_outcome(self, flight: Flight, outcome: Outcome) -> None:
         """Write what a run has come to; one of a lost lease does not count."""
-        if self.lease_id is None or flight.lease != self.lease_id.bytes:
+        if flight.lease != self._lease:
             logger.warning("Run %s (%s): its lease was lost; the outcome is dropped.", flight.run.id, flight.run.task)
             return
         facts = self._pool.facts.get(flight.run.task)
@@ -97,13 +99,13 @@ class Claims:
 
     def begin(self, lease_id: UUID) -> None:
         """Work under a new lease."""
-        self.lease_id = lease_id
+        self.lease_id, self._lease = lease_id, lease_id.bytes
         self.look()
 
     def lose(self) -> int:
         """Forget all that belongs to the lease, which is lost; return how many outcomes were dropped."""
         dropped = len(self._unwritten)
-        self.lease_id = None
+        self.lease_id, self._lease = None, b""
         self._unwritten.clear()
         self._resent.clear()
         return dropped
@@ -142,17 +144,18 @@ class Claims:
         """Make one exchange if there is a reason to; return whether to go on at once."""
         if self._must_reconcile:
             await self._reconcile(lease_id)
-        limit, excluded = self._limit()
+        room = self._room()
+        limit = room.limit
         batch = [self._unwritten.popleft() for _ in range(min(len(self._unwritten), LARGEST_BATCH))]
         if not batch and not (limit and self._should_look):
             return False
-        batch.sort(key=lambda ended: ended.settlement.run_id)  # every writer locks rows in this order
+        batch.sort(key=_run_id)  # every writer locks rows in this order
         if limit:
             self._should_look = False
         self.is_under_way = True
         began = self._loop.time()
         try:
-            exchange = await self._exchange(lease_id, batch, limit, excluded)
+            exchange = await self._exchange(lease_id, batch, limit, room.excluded)
         except DatabaseError:
             if self.lease_id == lease_id:
                 self._unwritten.extendleft(reversed(batch))
@@ -165,27 +168,28 @@ class Claims:
         if self.lease_id == lease_id:
             self._take(exchange, limit, lease_id)
             found_nothing = limit > 0 and not exchange.claimed
-            if excluded and len(exchange.claimed) < limit:
+            if room.excluded and len(exchange.claimed) < limit:
                 self._spare_the_database(began)
-            elif not self._unwritten and (found_nothing or self.has_claimed_enough()):
+            if not room.is_partial and not self._unwritten and (found_nothing or self.has_claimed_enough()):
                 self._on_quiet()
         return bool(self._unwritten or self._should_look)
 
-    def _limit(self) -> tuple[int, list[str]]:
+    def _room(self) -> Room:
         if not self.is_claiming:
-            return 0, []
-        room, excluded = self._pool.room()
-        if excluded and self._loop.time() < self._no_picking_before:
-            return 0, []
+            return Room(0)
+        room = self._pool.room()
+        if room.excluded and self._loop.time() < self._no_picking_before:
+            return Room(0)
         if self._max_runs is not None:
-            room = min(room, self._max_runs - self.claimed_total)
-        return room, excluded
+            room = room._replace(limit=min(room.limit, self._max_runs - self.claimed_total))
+        return room
 
     def _spare_the_database(self, began: float) -> None:
-        """Picking one lane's runs from among the other's walks the backlog: let it take 5 % of the time at most."""
+        """Picking one lane's runs from among the other's walks the backlog; a long walk is not repeated at once."""
         now = self._loop.time()
-        self._no_picking_before = now + 20 * (now - began)
-        self._loop.call_at(self._no_picking_before, self.look)
+        if now - began > LONG_WALK_SECONDS:
+            self._no_picking_before = now + 20 * (now - began)  # so it takes 5 % of the time at most
+            self._loop.call_at(self._no_picking_before, self.look)
 
     async def _exchange(self, lease_id: UUID, batch: Sequence[Ended], limit: int, excluded: Sequence[str]) -> Exchange:
         try:
@@ -232,6 +236,8 @@ class Claims:
 
     def _note_written(self, batch: Sequence[Ended], exchange: Exchange) -> None:
         refused = set(exchange.refused)
+        if not refused and not self._resent and not logger.isEnabledFor(logging.INFO):
+            batch = [ended for ended in batch if ended.settlement.error is not None]
         for ended in batch:
             run = ended.flight.run
             was_resent = ended.flight.token in self._resent
@@ -259,10 +265,14 @@ class Claims:
         self._must_reconcile = False
 
 
+def _run_id(ended: Ended) -> int:
+    return ended.settlement.run_id
+
+
 def _log(ended: Ended) -> None:
     """One line a transition: INFO when all is well, WARNING when somebody may want to know."""
     run, outcome, settlement = ended.flight.run, ended.outcome, ended.settlement
-    if settlement.has_failed or settlement.was_interrupted:
+    if settlement.status == "FAILED" or settlement.has_failed or settlement.was_interrupted:
         level = logging.WARNING
     else:
         level = logging.DEBUG if outcome.verdict is Verdict.UNSTARTED else logging.INFO

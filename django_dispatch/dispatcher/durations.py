@@ -22,7 +22,8 @@ class Durations:
 
     def is_tiny(self, task: str) -> bool:
         """Return whether a run of this task may wait behind others: it has proved short."""
-        return self._of_task.get(task, TINY_SECONDS) < TINY_SECONDS
+        seconds = self._of_task.get(task)
+        return seconds is not None and seconds < TINY_SECONDS
 
     def ahead(self, most: int) -> int:
         """Return how many runs, at most ``most``, may be sent ahead to one executor, as runs have been of late."""

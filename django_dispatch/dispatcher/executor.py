@@ -23,6 +23,7 @@ class Flight:
     """A claimed run on its way through an executor. Times are the event loop's, in seconds."""
 
     run: ClaimedRun
+    token: Token
     facts: TaskFacts
     lease: bytes
     claimed_at: float
@@ -31,10 +32,6 @@ class Flight:
     stop: Stop | None = None
     kill_at: float | None = None
     ticket: int = 0
-
-    @property
-    def token(self) -> Token:
-        return self.run.id, self.run.epoch
 
 
 @dataclass(eq=False)

@@ -29,7 +29,7 @@ logger = logging.getLogger("django_dispatch.housekeeping")
 
 
 class Housekeeping:
-    """The steps that keep the tables in order for all dispatchers. ``on_ready`` is told of queues that got READY runs."""
+    """The steps that keep the tables in order for all. ``on_ready`` is told of queues that got READY runs."""
 
     def __init__(
         self,

@@ -18,6 +18,8 @@ from ..executors.fence import Board, now_ns
 from ..store.base import NewLease, Store
 from .backoff import LONGEST_PAUSE_SECONDS, Backoff
 
+UNDEFINED_TABLE = "42P01"
+
 logger = logging.getLogger("django_dispatch.lease")
 
 
@@ -157,5 +159,11 @@ class LeaseKeeper:
 
     def _log_trouble(self, error: Exception) -> None:
         self._call_began_ns = 0
-        left = (self._deadline_ns - now_ns()) / 1e9 if self._lease_id else 0.0
-        logger.warning("The lease could not be renewed (%.1f s left): %s", left, str(error).strip().split("\n")[0])
+        text = str(error).strip().split("\n")[0]
+        if getattr(error.__cause__, "sqlstate", None) == UNDEFINED_TABLE:
+            text += "; has manage.py migrate been run on this database?"
+        if self._lease_id is None:
+            logger.warning("No lease could be acquired: %s", text)
+        else:
+            left = (self._deadline_ns - now_ns()) / 1e9
+            logger.warning("The lease could not be renewed (%.1f s left): %s", left, text)

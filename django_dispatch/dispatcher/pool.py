@@ -6,7 +6,7 @@ import logging
 import signal
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 from ..executors.fence import Board
@@ -26,6 +26,14 @@ class Zygote(Protocol):
     def spawn(self, executor: int, *, kind: Kind, slot: int, descriptors: tuple[int, int]) -> None: ...
     def signal(self, executor: int, number: signal.Signals) -> None: ...
     def kill(self, executor: int, cause: str) -> None: ...
+
+
+class Room(NamedTuple):
+    """How many runs may be claimed, and of which tasks none; ``is_partial``: a lane with executors is full."""
+
+    limit: int
+    excluded: Sequence[str] = ()
+    is_partial: bool = False
 
 
 class Pool:
@@ -90,54 +98,57 @@ class Pool:
         """Return how many runs can run at once when the pool is full."""
         return self._processes + (self._async_concurrency if self._wanted(Kind.ASYNC) else 0)
 
-    def room(self) -> tuple[int, list[str]]:
-        """Return how many runs may be claimed now, and the tasks that may not: those whose lane is full.
+    def room(self) -> Room:
+        """Return how many runs may be claimed now, and of which tasks none.
 
-        What will be claimed may all be of one lane, so the smaller room of the two is what there is.
+        What will be claimed may all be of one lane, so the smaller room of those that have any is what there is.
         """
         if self.waiting:
-            return 0, []
+            return Room(0)
         ahead = self.durations.ahead(self._claim_limit)
         rooms = dict.fromkeys(Kind, 0)
         for executor in self.executors.values():
             if executor.is_ready and not executor.is_doomed:
                 rooms[executor.kind] += max(0, executor.capacity + ahead - len(executor.flights))
-        open_rooms = {kind: room for kind, room in rooms.items() if room > 0}
+        open_rooms = [room for room in rooms.values() if room > 0]
         if not open_rooms:
-            return 0, []
-        full = {kind for kind in Kind if kind not in open_rooms}
+            return Room(0)
+        full = [kind for kind, room in rooms.items() if room <= 0]
         excluded = [path for path, facts in self.facts.items() if facts.kind in full] if full else []
-        return min(*open_rooms.values(), self._claim_limit), excluded
+        is_partial = any(self._wanted(kind) for kind in full)
+        return Room(min(*open_rooms, self._claim_limit), excluded, is_partial)
 
     # runs
 
     def take(self, runs: Sequence[ClaimedRun], lease_id: UUID) -> None:
         """Start claimed runs as soon as executors are free."""
+        now, lease = self._loop.time(), lease_id.bytes
         for run in runs:
-            self._take(run, lease_id.bytes)
+            facts = self.facts.get(run.task)
+            if facts is None:
+                self._refuse(run, lease, now)
+                continue
+            timeout_seconds = run.timeout_seconds or facts.timeout_seconds or self._default_timeout_seconds
+            flight = Flight(run, (run.id, run.epoch), facts, lease, now, timeout_seconds)
+            if self.waiting or not self._assign(flight):
+                self.waiting.append(flight)
         self._flush()
 
-    def _take(self, run: ClaimedRun, lease: bytes) -> None:
-        facts = self.facts.get(run.task)
-        flight = Flight(run, facts or TaskFacts(Kind.SYNC), lease, self._loop.time())
-        if facts is None:
-            message = f"This dispatcher has no task {run.task!r}."
-            text = error_document("unknown_task", message, attempt=run.attempt)
-            self._on_outcome(flight, Outcome(*flight.token, Verdict.UNKNOWN_TASK, text=text))
-            return
-        flight.timeout_seconds = run.timeout_seconds or facts.timeout_seconds or self._default_timeout_seconds
-        if self.waiting or not self._assign(flight):
-            self.waiting.append(flight)
+    def _refuse(self, run: ClaimedRun, lease: bytes, now: float) -> None:
+        """There is no such task here: whoever deploys it may be about to."""
+        flight = Flight(run, (run.id, run.epoch), TaskFacts(Kind.SYNC), lease, now)
+        text = error_document("unknown_task", f"This dispatcher has no task {run.task!r}.", attempt=run.attempt)
+        self._on_outcome(flight, Outcome(*flight.token, Verdict.UNKNOWN_TASK, text=text))
 
     def _assign(self, flight: Flight) -> bool:
-        """Send a run to the least busy executor of its lane: to an idle one, or ahead if it is known to be tiny."""
-        ahead = self.durations.ahead(self._claim_limit) if self.durations.is_tiny(flight.run.task) else 0
+        """Put a run to the least busy executor of its lane: an idle one, or ahead of time if it is known to be tiny."""
+        least = self.durations.ahead(self._claim_limit) if self.durations.is_tiny(flight.run.task) else 0
         best = None
         for executor in self.executors.values():
-            if executor.kind == flight.facts.kind and executor.is_ready and not executor.is_doomed:
+            if executor.kind is flight.facts.kind and executor.is_ready and not executor.is_doomed:
                 load = len(executor.flights) - executor.capacity
-                if load < ahead and (best is None or load < len(best.flights) - best.capacity):
-                    best = executor
+                if load < least:
+                    best, least = executor, load
         if best is None:
             return False
         best.assign(flight)

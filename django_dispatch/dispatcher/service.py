@@ -13,14 +13,13 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from django.db import Error as DatabaseError
 
-from ..conf import MAX_SLOTS, DispatchSettings
+from ..conf import DispatchSettings
 from ..executors.fence import Board
-from ..finish import TaskFacts
-from ..messages import Kind, Outcome
+from ..messages import Outcome
 from ..store.base import NewLease
 from ..store.postgres import open_store
 from ..store.session import connection_params
@@ -28,6 +27,7 @@ from ..wakeups.base import Wakeup
 from ..wakeups.pg_notify import Listener
 from . import process
 from .backoff import Backoff
+from .children import Children
 from .claims import Claims
 from .executor import Flight
 from .housekeeping import Housekeeping
@@ -37,7 +37,6 @@ from .queues import Queues
 from .shutdown import drain, surrender
 from .store_thread import StoreThread
 from .watch import Watch
-from .zygote import ZygoteProcess
 
 PROGRESS_SECONDS = 0.5
 
@@ -60,20 +59,23 @@ class Dispatcher:
         self.settings = settings
         self.mode = mode
         self._loop = asyncio.get_running_loop()
-        self._boot_mark = uuid4().hex
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ending = asyncio.Event()
         self._hurry = asyncio.Event()
         self._is_ending = False
-        self._zygote: ZygoteProcess | None = None
-        self._zygote_gone = asyncio.Event()
-        self._is_zygote_ready = False
-        self._zygote_backoff = Backoff(first_seconds=1.0, longest_seconds=30.0)
         self._progress: dict[tuple[int, int], str] = {}
         self.queues = Queues(settings.queues)
         self.board = Board.create(slots=2 * settings.processes + 4)
         self.store = self._open_store_thread()
         self.pool = self._make_pool()
+        self.children = Children(
+            settings,
+            self.board,
+            self.pool,
+            verbosity=mode.verbosity,
+            soon=self._soon,
+            may_fill=lambda: self.claims.lease_id is not None,
+        )
         self.claims = Claims(
             self.store,
             self.pool,
@@ -106,9 +108,9 @@ class Dispatcher:
             async_concurrency=self.settings.async_concurrency,
             claim_limit=self.settings.claim_limit,
             default_timeout_seconds=self.settings.default_timeout_seconds,
-            on_outcome=lambda flight, outcome: self._on_outcome(flight, outcome),
-            on_progress=lambda flight, text: self._progress.__setitem__(flight.token, text),
-            on_room=lambda: self.claims.on_room(),
+            on_outcome=self._on_outcome,
+            on_progress=self._on_progress,
+            on_room=self._on_room,
         )
 
     def _make_keeper(self) -> LeaseKeeper:
@@ -118,7 +120,7 @@ class Dispatcher:
             node=settings.node,
             host=process.host_name(),
             pid=os.getpid(),
-            process=process.identity(self._boot_mark),
+            process=process.identity(self.children.boot_mark),
             queues=list(settings.queues or ["*"]),
             slots=settings.processes + settings.async_concurrency,
             version=package_version(),
@@ -175,7 +177,7 @@ class Dispatcher:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self.end, signal.Signals(number).name)
         self.keeper.start()
-        self._start_zygote()
+        self.children.start()
         self._own("claims", self.claims.run())
         self._own("watch", self.watch.run())
         self._own("progress", self._report_progress())
@@ -206,6 +208,17 @@ class Dispatcher:
         task.add_done_callback(self._on_task_done)
         self._tasks.add(task)
 
+    def _soon(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Do something once, out of turn. If the database fails it, a timer comes to it later."""
+
+        async def once() -> None:
+            try:
+                await work
+            except DatabaseError as error:
+                logger.warning("Could not %s: %s", name, str(error).strip().split("\n", 1)[0])
+
+        self._own(name, once())
+
     def _on_task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
@@ -215,76 +228,22 @@ class Dispatcher:
     def _from_thread(self, callback: Any, lease_id: UUID) -> None:
         self._loop.call_soon_threadsafe(callback, lease_id)
 
-    # the zygote
-
-    def _start_zygote(self) -> None:
-        os.environ[process.BOOT_MARK] = self._boot_mark
-        settings = self.settings
-        config = {
-            "dispatcher_pid": os.getpid(),
-            "node": settings.node,
-            "board": self.board.descriptor,
-            "slots": self.board.slots,
-            "verbosity": self.mode.verbosity,
-            "sys_path": sys.path,
-            "async_concurrency": settings.async_concurrency,
-            "connection_check_seconds": min(2.0, settings.margin_seconds / 2),
-            "limits": {
-                "max_runs": settings.executor_max_runs,
-                "max_age_seconds": settings.executor_max_age_seconds,
-                "max_memory_mb": settings.executor_max_memory_mb,
-            },
-        }
-        self._is_zygote_ready = False
-        self._zygote_gone.clear()
-        self._zygote = ZygoteProcess(config, self.board, on_news=self._on_news, on_gone=self._on_zygote_gone)
-
-    def _on_news(self, event: str, facts: dict[str, Any]) -> None:
-        if event == "spawned":
-            self.pool.on_spawned(facts["executor"], facts["pid"])
-        elif event == "exited":
-            self.pool.on_exited(facts["executor"], facts["status"], facts["cause"], facts["peak_kb"])
-        elif event == "ready":
-            self.pool.facts = {
-                path: TaskFacts(Kind(task["kind"]), task["timeout_seconds"], task["max_attempts"], task["on_lost"])
-                for path, task in facts["tasks"].items()
-            }
-            for module, error in facts["broken"].items():
-                logger.error("The task module %s cannot be imported: %s", module, error.strip().split("\n")[-1])
-            self._is_zygote_ready = True
-            self._zygote_backoff.reset()
-            logger.info("Ready: %s tasks are known.", len(self.pool.facts))
-            self._fill_pool()
-
-    def _fill_pool(self) -> None:
-        if self._zygote is not None and self._is_zygote_ready and self.claims.lease_id is not None:
-            self.pool.fill(self._zygote)
-
-    def _on_zygote_gone(self, status: int) -> None:
-        self._zygote_gone.set()
-        self._zygote = None
-        self.pool.zygote_died()
-        if not self._is_ending:
-            pause = self._zygote_backoff.next_seconds()
-            logger.error("The zygote is gone (status %s); a new one is started in %.1f s.", status, pause)
-            self._loop.call_later(pause, lambda: None if self._is_ending else self._start_zygote())
-
     # the lease
 
     def _on_lease_acquired(self, lease_id: UUID) -> None:
         logger.info("Lease %s acquired.", lease_id)
         self.claims.begin(lease_id)
-        self._fill_pool()
+        self.children.fill()
 
     def _on_lease_lost(self, lease_id: UUID) -> None:
         self.claims.lose()
-        self._own("ground", self._ground())
+        self._soon("ground", self._ground(lease_id))
 
-    async def _ground(self) -> None:
-        """Make sure that no body of the lost lease is alive before the next lease is taken."""
-        if self._zygote is not None:
-            await self.pool.kill_all("lease")
+    async def _ground(self, lease_id: UUID) -> None:
+        """Make sure that no body of the lost lease is alive; take the next lease, and give back the old one's runs."""
+        await self.pool.kill_all("lease")
         self.keeper.acquire_again()
+        await self.housekeeping.reclaim([lease_id])
 
     # wakeups
 
@@ -292,7 +251,7 @@ class Dispatcher:
         if wakeup.kind == "ready":
             self._on_ready([wakeup.value])
         elif wakeup.kind == "cancel" and wakeup.value == str(self.claims.lease_id):
-            self._own("cancel", self._look_for_cancellations())
+            self._soon("cancel", self._look_for_cancellations())
 
     def _on_ready(self, names: Sequence[str]) -> None:
         if self.queues.add(names):
@@ -329,6 +288,12 @@ class Dispatcher:
         self._progress.pop(flight.token, None)
         self.claims.on_outcome(flight, outcome)
 
+    def _on_room(self) -> None:
+        self.claims.on_room()
+
+    def _on_progress(self, flight: Flight, text: str) -> None:
+        self._progress[flight.token] = text  # the newest counts
+
     async def _report_progress(self) -> None:
         while True:
             await asyncio.sleep(PROGRESS_SECONDS)
@@ -349,7 +314,7 @@ class Dispatcher:
         if self.claims.has_claimed_enough():
             self.end(f"{self.claims.claimed_total} runs were run")
         elif self.mode.is_burst:
-            self._own("burst", self._end_burst())
+            self._soon("burst", self._end_burst())
 
     async def _end_burst(self) -> None:
         await self.housekeeping.promote()
@@ -372,7 +337,7 @@ class Dispatcher:
             task.cancel()
         await asyncio.wait(self._tasks, timeout=2)
         self.keeper.stop()
-        await self._close_zygote()
+        await self.children.close()
         try:
             async with asyncio.timeout(2):
                 await self.store.close()
@@ -382,17 +347,6 @@ class Dispatcher:
             "Ended; %s.", "nothing was left behind" if has_left_nothing else "some runs are left to be reclaimed"
         )
         return 0 if has_left_nothing else 1
-
-    async def _close_zygote(self) -> None:
-        zygote = self._zygote
-        if zygote is None:
-            return
-        zygote.close()
-        try:
-            async with asyncio.timeout(3):
-                await self._zygote_gone.wait()
-        except TimeoutError:
-            zygote.destroy()
 
 
 def package_version() -> str:

@@ -22,7 +22,7 @@ logger = logging.getLogger("django_dispatch.dispatcher")
 
 
 async def until(condition: Callable[[], bool], *, seconds: float, unless: asyncio.Event | None = None) -> bool:
-    """Wait until ``condition()`` holds; give up after ``seconds`` or when ``unless`` is set. Returns whether it holds."""
+    """Wait until ``condition()`` holds, at most ``seconds``, or until ``unless`` is set; return whether it holds."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     while not condition():

@@ -1,4 +1,4 @@
-"""The zygote as the dispatcher sees it: started, given orders, listened to. See executors/zygote.py for the other side."""
+"""The zygote as the dispatcher sees it: started, given orders, listened to. Its own side is executors/zygote.py."""
 
 import array
 import asyncio
@@ -14,6 +14,7 @@ from typing import Any
 
 from ..executors.fence import Board
 from ..messages import FrameReader, Kind, News
+from .process import BOOT_MARK
 
 SEND_BUFFER = 1 << 20
 LARGEST_READ = 1 << 18
@@ -28,6 +29,7 @@ class ZygoteProcess:
         self,
         config: dict[str, Any],
         board: Board,
+        boot_mark: str,
         *,
         on_news: Callable[[str, dict[str, Any]], None],
         on_gone: Callable[[int], None],
@@ -41,14 +43,19 @@ class ZygoteProcess:
         with theirs, their_news:
             descriptors = (theirs.fileno(), their_news.fileno(), board.descriptor)
             arguments = [sys.executable, "-m", "django_dispatch.executors.zygote", *map(str, descriptors[:2])]
-            # PYTHONPATH only to find this package; the zygote then takes our sys.path as it is.
-            environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+            # PYTHONPATH only lets it find this package; then it takes our sys.path, and the variable as it was.
+            path = os.pathsep.join(place or os.getcwd() for place in sys.path)
+            imports = {"sys_path": sys.path, "PYTHONPATH": os.environ.get("PYTHONPATH")}
             # In a session of its own: Ctrl-C at the terminal is the dispatcher's to answer.
             self._process = subprocess.Popen(
-                arguments, pass_fds=descriptors, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+                arguments,
+                pass_fds=descriptors,
+                env=os.environ | {"PYTHONPATH": path, BOOT_MARK: boot_mark},
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )
         self._orders.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
-        self._orders.send(json.dumps(config).encode())
+        self._orders.send(json.dumps(config | imports).encode())
         self._news.setblocking(False)
         self._loop.add_reader(self._news, self._read)
 

@@ -68,16 +68,17 @@ class Attempt:
         try:
             text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         except BaseException as error:  # a subclass of dict or str may raise anything
-            message = f"The body returned a {type(value).__name__} that JSON cannot hold: {_text_of(error)}"
+            message = f"The body returned a value of type {type(value).__name__}, not JSON: {_text_of(error)}"
             return self._failure(Verdict.UNSTORABLE, message)
         return self._outcome(Verdict.RETURNED, storable(text))
 
     def raised(self, error: BaseException) -> Outcome:
         """Return the outcome of a body that raised; if it had been told to stop, that is what counts."""
         verdict = VERDICT_OF_STOP[self.stop] if self.stop else Verdict.RAISED
-        if verdict is not Verdict.RAISED:
-            return self._failure(verdict, _text_of(error), exception_class=_path_of(error))
-        return self._failure(verdict, _text_of(error), exception_class=_path_of(error), traceback=_traceback_of(error))
+        facts = {"exception_class": _path_of(error)}
+        if verdict in (Verdict.RAISED, Verdict.TIMED_OUT):  # where a body hung is what one wants to know
+            facts["traceback"] = _traceback_of(error)
+        return self._failure(verdict, _text_of(error), **facts)
 
     def _failure(self, verdict: Verdict, message: str, **more: str) -> Outcome:
         kind = KIND_OF_VERDICT[verdict]

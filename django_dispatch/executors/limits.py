@@ -34,6 +34,8 @@ class Lifetime:
 
     def is_over(self) -> bool:
         """Return whether to retire before the next run."""
+        if self._runs == 0:
+            return False  # whoever is born too large would never run anything
         if self._max_runs is not None and self._runs >= self._max_runs:
             return True
         if time.monotonic() >= self._ends_at:

@@ -234,6 +234,9 @@ def main() -> None:
         die_with_parent(config["dispatcher_pid"], DEATH_SIGNAL)
         board = Board(config["board"], config["slots"])
         sys.path[:] = config["sys_path"]
+        del os.environ["PYTHONPATH"]
+        if config["PYTHONPATH"] is not None:
+            os.environ["PYTHONPATH"] = config["PYTHONPATH"]
         import django
 
         django.setup()

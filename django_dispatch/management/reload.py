@@ -29,11 +29,11 @@ def is_supervised() -> bool:
 
 def end_with_supervisor() -> None:
     """In the child: drain when the supervisor dies."""
-    die_with_parent(int(os.environ[SUPERVISED]), signal.SIGTERM)
+    die_with_parent(int(os.environ.pop(SUPERVISED)), signal.SIGTERM)
 
 
 def supervise() -> int:
-    """Run this command as a child; end it and start it again when a file changes. Returns the last child's exit code."""
+    """Run this command as a child; end it and start it again when a file changes. Returns its last exit code."""
     child: subprocess.Popen[bytes] | None = None
     ending: list[int] = []
 

@@ -78,7 +78,7 @@ class PostgresStore(Store):
         return [(row[0], row[1]) for row in self.session.execute(statements.CANCELLATIONS, {"lease": lease_id})]
 
     def report_progress(self, lease_id: UUID, progress: Mapping[tuple[int, int], str]) -> None:
-        items = (f'{{"id":{run_id},"epoch":{epoch},"progress":{text}}}' for (run_id, epoch), text in progress.items())
+        items = (f'{{"id":{key[0]},"epoch":{key[1]},"progress":{progress[key]}}}' for key in sorted(progress))
         self.session.execute(statements.PROGRESS, {"lease": lease_id, "progress": f"[{','.join(items)}]"})
 
     def reclaim(
@@ -116,12 +116,15 @@ class PostgresStore(Store):
 
 
 def _settlements_document(settlements: Sequence[Settlement]) -> str:
-    """One JSON document for all: PostgreSQL reads it 2 to 3 times faster than arrays. Payloads pass as they are."""
+    """One JSON document for all: PostgreSQL reads it 2 to 3 times faster than arrays. Payloads pass as they are.
+
+    In the order of the ids, in which everybody locks runs who may have to wait for one.
+    """
     return f"[{','.join(_settlement_items(settlements))}]"
 
 
 def _settlement_items(settlements: Sequence[Settlement]) -> Iterator[str]:
-    for s in settlements:
+    for s in sorted(settlements, key=lambda s: s.run_id):
         rest = ""
         if s.error is not None:
             rest = f',"error":{s.error}'

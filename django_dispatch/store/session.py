@@ -95,6 +95,9 @@ class Session:
             prepare_threshold=None if self.is_pooled else 0,
         )
         self._connection = connection
+        role = connections[self.alias].settings_dict.get("OPTIONS", {}).get("assume_role")
+        if role:
+            connection.execute("SELECT set_config('role', %s, false)", [role])
         if not self.is_pooled:
             milliseconds = int(self.statement_timeout_seconds * 1000)
             timeouts = {"statement_timeout": str(milliseconds), "lock_timeout": str(milliseconds // 2)}

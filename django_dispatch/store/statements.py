@@ -30,9 +30,11 @@ DELETE FROM {LEASE} WHERE id = %(id)s AND NOT EXISTS (SELECT FROM {RUN} WHERE le
 _WORD = """CASE WHEN r.cancel_requested_at IS NOT NULL AND s.status IN ('READY', 'SCHEDULED')
              THEN 'CANCELLED' ELSE s.status END"""
 
-# finish: the update by token. claim: lock and check our own lease, pick per queue, update. The lease row is locked
-# before any run (``live`` feeds both), as reclaim does, so that the two cannot deadlock; it is not locked at all when
-# there is nothing to claim, so that an idle poll writes nothing. The row of a refused settlement is its id and nulls.
+# finish: the update by token. claim: lock and check our own lease, pick per queue, update. All outcomes are written
+# before the lease is locked and a run is picked (``live`` reads ``finished``): only they may have to wait for somebody,
+# a cancel in a long transaction say, and then hold neither the renewal up nor a claimed run that the cancel wants next.
+# The lease is not locked when there is nothing to claim, so that an idle poll writes nothing. The row of a refused
+# settlement is its id and nulls.
 #
 # The inner LIMIT is a constant, for the planner; the outer one stops pulling, so no more rows are locked than asked.
 # IS NOT DISTINCT FROM cannot use the lease's index: under a long transaction elsewhere that index holds a dead entry
@@ -42,13 +44,6 @@ WITH settled AS MATERIALIZED (
   SELECT * FROM jsonb_to_recordset(%(settlements)s::jsonb) AS s(
     id bigint, epoch int, status text, result jsonb, error jsonb, delay float8,
     failed smallint, interrupted smallint, started smallint)
-), live AS MATERIALIZED (
-  SELECT id FROM {LEASE}
-  WHERE id = %(lease)s AND expires_at > clock_timestamp() AND %(limit)s > 0 AND EXISTS (
-    SELECT FROM unnest(%(queues)s::text[]) AS q(name)
-    CROSS JOIN LATERAL (
-      SELECT FROM {RUN} WHERE status = 'READY' AND queue = q.name ORDER BY priority DESC, id LIMIT 1) AS one)
-  FOR NO KEY UPDATE
 ), finished AS (
   UPDATE {RUN} AS r
   SET status = {_WORD}, lease_id = NULL, result = s.result,
@@ -61,9 +56,17 @@ WITH settled AS MATERIALIZED (
       run_after = CASE {_WORD} WHEN 'SCHEDULED' THEN clock_timestamp() + s.delay * interval '1 second' END,
       unique_key = CASE WHEN {_WORD} IN ('READY', 'SCHEDULED') THEN r.unique_key END,
       finished_at = CASE WHEN {_WORD} NOT IN ('READY', 'SCHEDULED') THEN clock_timestamp() END
-  FROM settled AS s, (SELECT count(*) FROM live) AS first
+  FROM settled AS s
   WHERE r.id = s.id AND r.epoch = s.epoch AND r.lease_id IS NOT DISTINCT FROM %(lease)s AND r.status = 'RUNNING'
   RETURNING r.id
+), live AS MATERIALIZED (
+  SELECT id FROM {LEASE}
+  WHERE id = %(lease)s AND expires_at > clock_timestamp() AND %(limit)s > 0
+    AND (SELECT count(*) FROM finished) >= 0 AND EXISTS (
+    SELECT FROM unnest(%(queues)s::text[]) AS q(name)
+    CROSS JOIN LATERAL (
+      SELECT FROM {RUN} WHERE status = 'READY' AND queue = q.name ORDER BY priority DESC, id LIMIT 1) AS one)
+  FOR NO KEY UPDATE
 ), picked AS MATERIALIZED (
   SELECT p.id FROM live, unnest(%(queues)s::text[]) WITH ORDINALITY AS q(name, place)
   CROSS JOIN LATERAL (
@@ -90,10 +93,11 @@ HELD = f"SELECT id, epoch FROM {RUN} WHERE lease_id = %(lease)s"
 
 CANCELLATIONS = f"SELECT id, epoch FROM {RUN} WHERE lease_id = %(lease)s AND cancel_requested_at IS NOT NULL"
 
+# By the primary key, in the order of the document, which is by id; by the lease's index it would be any order.
 PROGRESS = f"""
 UPDATE {RUN} AS r SET progress = p.progress
 FROM jsonb_to_recordset(%(progress)s::jsonb) AS p(id bigint, epoch int, progress jsonb)
-WHERE r.id = p.id AND r.epoch = p.epoch AND r.lease_id = %(lease)s AND r.status = 'RUNNING'
+WHERE r.id = p.id AND r.epoch = p.epoch AND r.lease_id IS NOT DISTINCT FROM %(lease)s AND r.status = 'RUNNING'
 """
 
 # What a run becomes whose body was lost. The first loss is repeated at once; later ones wait 2, 4, 8 … seconds, so
@@ -110,20 +114,25 @@ _LOSE = f"""
       unique_key = CASE WHEN {_LOST} IN ('READY', 'SCHEDULED') THEN r.unique_key END,
       finished_at = CASE WHEN {_LOST} NOT IN ('READY', 'SCHEDULED') THEN clock_timestamp() END"""
 
-# A lease row is deleted with its runs' return: whoever claims locks the row first, so no run can join in between.
+# A lease row is deleted with its runs' return: whoever claims locks the row first, so that no run joins in between.
+# A run that is locked is being finished or cancelled, and not waited for: if that comes to nothing, the run is one
+# without a lease, for the next sweep. So a reclaim waits for nobody, and cannot deadlock with anybody.
 RECLAIM = f"""
-WITH lost AS MATERIALIZED (
+WITH expired AS MATERIALIZED (
   SELECT id, node, CASE WHEN expires_at < clock_timestamp() - %(grace)s * interval '1 second'
                    THEN 'its lease expired' ELSE 'its process died' END AS why
   FROM {LEASE}
   WHERE expires_at < clock_timestamp() - %(grace)s * interval '1 second' OR id = ANY(%(dead)s::uuid[])
   ORDER BY expires_at LIMIT 20 FOR UPDATE SKIP LOCKED
+), lost AS MATERIALIZED (
+  SELECT r.id, r.lease_id, expired.node, expired.why FROM expired JOIN {RUN} AS r ON r.lease_id = expired.id
+  FOR NO KEY UPDATE OF r SKIP LOCKED
 ), reclaimed AS (
   UPDATE {RUN} AS r {_LOSE}
-  FROM lost WHERE r.lease_id = lost.id AND r.status = 'RUNNING'
-  RETURNING r.id, r.task, r.queue, r.status, lost.id
+  FROM lost WHERE r.id = lost.id AND r.lease_id = lost.lease_id AND r.status = 'RUNNING'
+  RETURNING r.id, r.task, r.queue, r.status, lost.lease_id
 ), deleted AS (
-  DELETE FROM {LEASE} USING lost WHERE {LEASE}.id = lost.id
+  DELETE FROM {LEASE} USING expired WHERE {LEASE}.id = expired.id
 )
 SELECT * FROM reclaimed
 """
@@ -147,8 +156,7 @@ WITH due AS MATERIALIZED (
   SELECT id FROM {RUN} WHERE status = 'SCHEDULED' AND run_after <= clock_timestamp()
   ORDER BY run_after LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED
 ), promoted AS (
-  UPDATE {RUN} AS r SET status = 'READY', run_after = NULL FROM due WHERE r.id = due.id AND r.status = 'SCHEDULED'
-  RETURNING r.queue
+  UPDATE {RUN} SET status = 'READY', run_after = NULL WHERE id = ANY(ARRAY(SELECT id FROM due)) RETURNING queue
 )
 SELECT DISTINCT queue, NULL::float8 FROM promoted
 UNION ALL
@@ -164,7 +172,7 @@ WITH old AS MATERIALIZED (
     AND status = %(status)s
   ORDER BY finished_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 )
-DELETE FROM {RUN} USING old WHERE {RUN}.id = old.id
+DELETE FROM {RUN} WHERE id = ANY(ARRAY(SELECT id FROM old))
 """
 
 # Hops from each queue name to the next through the claim index, whatever the backlog.

@@ -36,4 +36,4 @@ def drain_rate(url: str, runs: int, task: str, processes: int) -> float:
         ).fetchone() or (0, 0.0)
     if code != 0 or done != runs:
         raise RuntimeError(f"The dispatcher ended with {code} and {done} of {runs} runs done.")
-    return runs / seconds
+    return runs / float(seconds)

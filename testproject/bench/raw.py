@@ -30,7 +30,8 @@ def drain_rate(url: str, runs: int, batch: int) -> float:
             "INSERT INTO bench_raw (args) SELECT jsonb_build_array(i) FROM generate_series(1, %s) AS i", [runs]
         )
         connection.execute("VACUUM ANALYZE bench_raw", prepare=False)
-        began, ids = time.perf_counter(), []
+        ids: list[int] = []
+        began = time.perf_counter()
         while True:
             ids = [row[0] for row in connection.execute(EXCHANGE, [ids, batch])]
             if not ids:

@@ -1,0 +1,362 @@
+"""Two sessions at the same rows: who waits, who skips, who is refused; and that none deadlock. On PostgreSQL.
+
+A statement is held half-way by leaving its transaction open; that another one waits is asked of the server.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from django.db import connection, connections, transaction
+
+from django_dispatch import CancelAnswer, cancel, cancel_many
+from django_dispatch.models import Lease, Run, Status
+from django_dispatch.store.base import Exchange, Settlement, Store
+from django_dispatch.store.postgres import PostgresStore, open_store
+
+from .tables import LONG_AGO, acquire, add_run, add_running, add_runs, claim, expire, finish, statuses, stored, success
+
+PATIENCE_SECONDS = 15.0
+
+
+@pytest.fixture
+def store(new_store: Callable[[], Store]) -> PostgresStore:
+    store = new_store()
+    assert isinstance(store, PostgresStore)
+    return store
+
+
+@pytest.fixture
+def other(new_store: Callable[[], Store]) -> PostgresStore:
+    store = new_store()
+    assert isinstance(store, PostgresStore)
+    return store
+
+
+def begin(store: PostgresStore) -> None:
+    store.session.execute("BEGIN")
+
+
+def commit(store: PostgresStore) -> None:
+    store.session.execute("COMMIT")
+
+
+def backend_of(store: PostgresStore) -> int:
+    pid = store.session.execute("SELECT pg_backend_pid()").fetchone()
+    assert pid is not None
+    return int(pid[0])
+
+
+@pytest.fixture
+def start() -> Any:
+    """Start a call on a thread of its own."""
+    with ThreadPoolExecutor() as threads:
+        yield threads.submit
+
+
+def wait_until_blocked(backend: int, call: Future[Any]) -> None:
+    """Return when the backend waits for a lock; fail if its call ended instead."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        assert not call.done(), f"did not wait: {call.result()}"
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT cardinality(pg_blocking_pids(%s)) > 0", [backend])
+            if cursor.fetchone() == (True,):
+                return
+    raise AssertionError("the statement neither ended nor waited for a lock")
+
+
+def reclaim(store: Store, **options: Any) -> list[int]:
+    return [run.run_id for run in store.reclaim(grace_seconds=0.0, max_interruptions=3, **options)]
+
+
+class TestClaimsAtTheSameTime:
+    def test_a_claimer_does_not_wait_for_another_and_gets_other_runs(
+        self, store: PostgresStore, other: PostgresStore
+    ) -> None:
+        run_ids = add_runs(5)
+        mine, theirs = acquire(store), acquire(other)
+        begin(store)
+        assert [run.id for run in claim(store, mine, limit=2)] == run_ids[:2]
+        assert [run.id for run in claim(other, theirs, limit=2)] == run_ids[2:4]
+        commit(store)
+        assert [run.id for run in claim(other, theirs)] == run_ids[4:]
+
+    def test_a_claim_locks_no_more_runs_than_it_takes(self, store: PostgresStore, other: PostgresStore) -> None:
+        run_ids = add_runs(4) + add_runs(4, queue="mail")
+        mine, theirs = acquire(store), acquire(other)
+        begin(store)
+        claim(store, mine, limit=5, queues=["default", "mail"])
+        assert [run.id for run in claim(other, theirs, queues=["default", "mail"])] == run_ids[5:]
+        commit(store)
+
+    def test_a_claim_that_was_rolled_back_lost_nothing(self, store: PostgresStore, other: PostgresStore) -> None:
+        run_id = add_run()
+        begin(store)
+        claim(store, acquire(other, node="of the first"))
+        store.session.execute("ROLLBACK")
+        (run,) = claim(other, acquire(other))
+        assert (run.id, run.epoch, run.attempt) == (run_id, 1, 1)
+
+    def test_a_claim_skips_a_run_that_is_being_cancelled(self, store: PostgresStore) -> None:
+        first, second = add_runs(2)
+        lease_id = acquire(store)
+        with transaction.atomic():
+            assert cancel(first) is CancelAnswer.CANCELLED
+            assert [run.id for run in claim(store, lease_id)] == [second]
+        assert claim(store, lease_id) == []
+
+    def test_a_cancel_waits_for_a_claim_and_asks_the_body_to_stop(self, store: PostgresStore, start: Any) -> None:
+        run_id = add_run()
+        lease_id = acquire(store)
+        begin(store)
+        claim(store, lease_id)
+        backends: list[int] = []
+        answer = start(_cancel_on_a_connection_of_its_own, [run_id], backends)
+        _wait_for_backend(backends)
+        wait_until_blocked(backends[0], answer)
+        commit(store)
+        assert answer.result(PATIENCE_SECONDS) == {run_id: CancelAnswer.REQUESTED}
+        assert store.cancellations(lease_id) == [(run_id, 1)]
+
+
+class TestReclaimAgainstTheDispatcherItself:
+    def test_a_claim_waits_for_a_reclaim_of_its_lease_and_gets_nothing(
+        self, store: PostgresStore, other: PostgresStore, start: Any
+    ) -> None:
+        lease_id = acquire(store)
+        run_id = add_run()
+        backend = backend_of(store)
+        begin(other)
+        reclaim(other, dead_leases=[lease_id])
+        claimed = start(claim, store, lease_id)
+        wait_until_blocked(backend, claimed)
+        commit(other)
+        assert claimed.result(PATIENCE_SECONDS) == []
+        assert stored(run_id).status == Status.READY
+
+    def test_a_reclaim_skips_a_lease_under_which_runs_are_being_claimed(
+        self, store: PostgresStore, other: PostgresStore
+    ) -> None:
+        lease_id = acquire(store)
+        run_id = add_run()
+        begin(store)
+        claim(store, lease_id)
+        assert reclaim(other, dead_leases=[lease_id]) == []
+        assert Lease.objects.filter(pk=lease_id).exists()
+        commit(store)
+        assert reclaim(other, dead_leases=[lease_id]) == [run_id]
+
+    def test_a_renewal_waits_for_a_reclaim_and_fails(
+        self, store: PostgresStore, other: PostgresStore, start: Any
+    ) -> None:
+        lease_id = acquire(store)
+        backend = backend_of(store)
+        begin(other)
+        reclaim(other, dead_leases=[lease_id])
+        renewed = start(store.renew, lease_id, ttl_seconds=30.0, is_draining=False)
+        wait_until_blocked(backend, renewed)
+        commit(other)
+        assert renewed.result(PATIENCE_SECONDS) is False
+
+    def test_a_reclaim_skips_a_lease_that_is_being_renewed(self, store: PostgresStore, other: PostgresStore) -> None:
+        lease_id = acquire(store)
+        add_running(store, lease_id)
+        begin(store)
+        store.renew(lease_id, ttl_seconds=30.0, is_draining=False)
+        assert reclaim(other, dead_leases=[lease_id]) == []
+        commit(store)
+
+    def test_an_outcome_waits_for_a_reclaim_and_is_refused(
+        self, store: PostgresStore, other: PostgresStore, start: Any
+    ) -> None:
+        lease_id = acquire(store)
+        run = add_running(store, lease_id)
+        expire(lease_id)
+        backend = backend_of(store)
+        begin(other)
+        assert reclaim(other) == [run.id]
+        refused = start(finish, store, lease_id, success(run))
+        wait_until_blocked(backend, refused)
+        commit(other)
+        assert refused.result(PATIENCE_SECONDS) == [run.id]
+        assert stored(run.id).status == Status.READY
+
+    def test_a_reclaim_leaves_alone_what_is_being_finished(self, store: PostgresStore, other: PostgresStore) -> None:
+        lease_id = acquire(store)
+        done, lost = add_running(store, lease_id), add_running(store, lease_id)
+        expire(lease_id)
+        begin(store)
+        assert finish(store, lease_id, success(done)) == []
+        assert reclaim(other) == [lost.id]
+        commit(store)
+        assert reclaim(other) == []
+        assert statuses([done.id, lost.id]) == [Status.SUCCESSFUL, Status.READY]
+
+    def test_what_a_reclaim_skipped_is_taken_by_the_next_sweep(
+        self, store: PostgresStore, other: PostgresStore
+    ) -> None:
+        lease_id = acquire(store)
+        run = add_running(store, lease_id)
+        expire(lease_id)
+        begin(store)
+        finish(store, lease_id, success(run))
+        reclaim(other)
+        store.session.execute("ROLLBACK")
+        assert reclaim(other) == [run.id]
+
+
+class TestSweepsAtTheSameTime:
+    def test_a_reclaimer_does_not_wait_for_another(self, store: PostgresStore, other: PostgresStore) -> None:
+        first, second = acquire(store), acquire(store)
+        runs = [add_running(store, lease_id) for lease_id in (first, second)]
+        orphan = add_running(store, lost := acquire(store))
+        Lease.objects.filter(pk=lost).delete()
+        expire(first)
+        begin(store)
+        assert reclaim(store) == [runs[0].id, orphan.id]
+        expire(second)
+        assert reclaim(other) == [runs[1].id]
+        commit(store)
+        assert reclaim(other) == []
+
+    def test_two_promoters_share_the_due_runs(self, store: PostgresStore, other: PostgresStore) -> None:
+        run_ids = [add_run(status=Status.SCHEDULED, run_after=LONG_AGO, queue=queue) for queue in ("a", "b")]
+        begin(store)
+        assert store.promote(limit=1)[0] == ["a"]
+        assert other.promote(limit=10)[0] == ["b"]
+        commit(store)
+        assert statuses(run_ids) == [Status.READY, Status.READY]
+
+    def test_two_pruners_share_the_old_runs(self, store: PostgresStore, other: PostgresStore) -> None:
+        for _ in range(3):
+            add_run(status=Status.SUCCESSFUL)
+        begin(store)
+        assert store.prune(status="SUCCESSFUL", age_seconds=60.0, limit=2) == 2
+        assert other.prune(status="SUCCESSFUL", age_seconds=60.0, limit=2) == 1
+        commit(store)
+        assert not Run.objects.exists()
+
+
+class TestNoDeadlock:
+    """Every writer that waits for runs locks them by id; a claim and the sweeps never wait for a run."""
+
+    def two_runs_stored_in_the_order_opposite_to_their_ids(self, store: Store) -> tuple[Any, list[Any]]:
+        lease_id = acquire(store)
+        low, high = add_run(queue="low"), add_run(queue="high")
+        claimed = [claim(store, lease_id, queues=[queue])[0] for queue in ("high", "low")]
+        assert [run.id for run in claimed] == [high, low]
+        return lease_id, claimed[::-1]
+
+    def call_while_a_cancel_goes_by_id(
+        self, store: PostgresStore, ids: list[int], start: Any, call: Callable[[], Any], *, does_wait: bool
+    ) -> Any:
+        """Lock the first run as a cancel of both does, let the call come in between, then lock the second."""
+        backend = backend_of(store)
+        with transaction.atomic():
+            cancel(ids[0])
+            answer = start(call)
+            if does_wait:
+                wait_until_blocked(backend, answer)
+            else:
+                answer.result(PATIENCE_SECONDS)
+            cancel(ids[1])
+        return answer.result(PATIENCE_SECONDS)
+
+    def test_between_a_cancel_and_a_reclaim(self, store: PostgresStore, start: Any) -> None:
+        lease_id, runs = self.two_runs_stored_in_the_order_opposite_to_their_ids(store)
+        expire(lease_id)
+        ids = [run.id for run in runs]
+        taken = self.call_while_a_cancel_goes_by_id(store, ids, start, lambda: reclaim(store), does_wait=False)
+        assert taken + reclaim(store) == ids[::-1]
+
+    def test_between_a_cancel_and_outcomes(self, store: PostgresStore, start: Any) -> None:
+        lease_id, runs = self.two_runs_stored_in_the_order_opposite_to_their_ids(store)
+        ids = [run.id for run in runs]
+        outcomes = [success(run) for run in reversed(runs)]
+        call = lambda: finish(store, lease_id, *outcomes)  # noqa: E731
+        assert self.call_while_a_cancel_goes_by_id(store, ids, start, call, does_wait=True) == []
+
+    def test_between_a_cancel_and_progress(self, store: PostgresStore, start: Any) -> None:
+        lease_id, runs = self.two_runs_stored_in_the_order_opposite_to_their_ids(store)
+        ids = [run.id for run in runs]
+        progress = {(run.id, run.epoch): "1" for run in reversed(runs)}
+        call = lambda: store.report_progress(lease_id, progress)  # noqa: E731
+        self.call_while_a_cancel_goes_by_id(store, ids, start, call, does_wait=True)
+        assert [stored(run_id).progress for run_id in ids] == [1, 1]
+
+    def test_between_a_cancel_and_an_exchange_that_claims(self, store: PostgresStore, start: Any) -> None:
+        lease_id = acquire(store)
+        done = add_running(store, lease_id)
+        ready = add_run()
+        call = lambda: store.exchange(lease_id, [success(done)], queues=["default"], limit=5)  # noqa: E731
+        ids = [done.id, ready]
+        assert self.call_while_a_cancel_goes_by_id(store, ids, start, call, does_wait=True) == Exchange([], [])
+        assert statuses(ids) == [Status.SUCCESSFUL, Status.CANCELLED]
+
+    def test_an_outcome_that_waits_does_not_hold_up_the_renewal(
+        self, store: PostgresStore, other: PostgresStore, start: Any
+    ) -> None:
+        lease_id = acquire(store)
+        run = add_running(store, lease_id)
+        add_run()
+        backend = backend_of(store)
+        with transaction.atomic():
+            cancel(run.id)
+            settlements = [Settlement(run.id, run.epoch, "READY")]
+            answer = start(store.exchange, lease_id, settlements, queues=["default"], limit=5)
+            wait_until_blocked(backend, answer)
+            other.session.execute("SET lock_timeout = '1s'")
+            assert other.renew(lease_id, ttl_seconds=30.0, is_draining=False)
+        assert len(answer.result(PATIENCE_SECONDS).claimed) == 1
+
+
+def test_an_idle_look_writes_nothing(store: PostgresStore) -> None:
+    lease_id = acquire(store)
+    add_run(queue="not served")
+    begin(store)
+    assert store.exchange(lease_id, [], queues=["default"], limit=10) == Exchange([], [])
+    assert store.promote(limit=10) == ([], None)
+    assert store.prune(status="SUCCESSFUL", age_seconds=0.0, limit=10) == 0
+    assert store.reclaim(grace_seconds=0.0, max_interruptions=3) == []
+    assert store.session.execute("SELECT pg_current_xact_id_if_assigned()").fetchone() == (None,)
+    claim(store, lease_id, queues=["not served"])
+    assert store.session.execute("SELECT pg_current_xact_id_if_assigned()").fetchone() != (None,)
+    commit(store)
+
+
+def _cancel_on_a_connection_of_its_own(ids: list[int], backends: list[int]) -> dict[int, CancelAnswer]:
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_backend_pid()")
+            backends.extend(cursor.fetchone())
+        return cancel_many(ids)
+    finally:
+        connections.close_all()
+
+
+def _wait_for_backend(backends: list[int]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not backends:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_many_claimers_take_each_run_once(new_store: Callable[[], Store], start: Any) -> None:
+    run_ids = set(add_runs(200))
+
+    def take_all() -> list[int]:
+        store = open_store("default", "test", statement_timeout_seconds=20.0)
+        lease_id = acquire(store)
+        taken: list[int] = []
+        while runs := claim(store, lease_id, limit=7):
+            assert len(runs) <= 7
+            taken += [run.id for run in runs]
+        store.close()
+        return taken
+
+    taken = [run_id for claimer in [start(take_all) for _ in range(4)] for run_id in claimer.result(60)]
+    assert len(taken) == len(run_ids)
+    assert set(taken) == run_ids
