@@ -132,10 +132,10 @@ class LoopExecutor:
         self._take_more()
 
     async def _outcome_of(self, attempt: Attempt) -> Outcome:
-        body = attempt.body(
-            lambda text: self._report(Progress(*attempt.token, text).encode()), lambda: attempt.stop is not None
-        )
         try:
+            body = attempt.body(
+                lambda text: self._report(Progress(*attempt.token, text).encode()), lambda: attempt.stop is not None
+            )
             if attempt.stop is not None:
                 raise asyncio.CancelledError("The run was told to stop before its first line.")
             self._stoppable[attempt.token] = cast("asyncio.Task[None]", asyncio.current_task())
