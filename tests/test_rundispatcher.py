@@ -54,7 +54,7 @@ def test_the_banner_says_what_is_served_and_how(kit: Kit) -> None:
 def test_a_burst_runs_all_that_is_due_and_leaves_what_is_not(kit: Kit) -> None:
     due = [tasks.note.delay(1), tasks.anote.delay(2), tasks.note.apply_async((3,), queue="elsewhere")]
     later = tasks.note.apply_async((4,), countdown=3600)
-    assert kit.dispatchers(burst=True, is_awaited=False).exit_code() == 0
+    assert kit.dispatchers(burst=True, async_concurrency=4, is_awaited=False).exit_code() == 0
     assert [run.result for run in wait_until_final(*due, seconds=0.1)] == [1, 2, 3]
     assert fresh(later).status == "SCHEDULED"
     assert not Lease.objects.exists()

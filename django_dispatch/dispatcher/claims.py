@@ -85,13 +85,15 @@ class Claims:
         """A slot is free: look again, for what there was no room before."""
         self._event.set()
 
-    def on_outcome(self, flight: Flight, outcome: Outcome) -> None:
-        """Write what a run has come to; one of a lost lease does not count."""
+    def on_outcome(self, flight: Flight, outcome: Outcome, progress: str | None) -> None:
+        """Write what a run has come to, and its last progress; what belongs to a lost lease does not count."""
         if flight.lease != self._lease:
             logger.warning("Run %s (%s): its lease was lost; the outcome is dropped.", flight.run.id, flight.run.task)
             return
         facts = self._pool.facts.get(flight.run.task)
         settlement = settle(flight.run, outcome, facts, max_interruptions=self._max_interruptions)
+        if progress is not None:
+            settlement = settlement._replace(progress=progress)
         self._unwritten.append(Ended(flight, outcome, settlement))
         self._event.set()
 

@@ -83,13 +83,14 @@ class Housekeeping:
             "prune": (PRUNE_SECONDS, self.prune),
         }
 
-    async def reclaim(self, dead_leases: Sequence[UUID] = ()) -> None:
+    async def reclaim(self, dead_leases: Sequence[UUID] = (), why: str = "its process died") -> None:
         """Take back the runs of leases that expired or do not exist, of ``dead_leases`` too."""
         reclaimed = await self._store.call(
             self._store.store.reclaim,
             grace_seconds=RECLAIM_GRACE_SECONDS,
             max_interruptions=self._max_interruptions,
             dead_leases=dead_leases,
+            why=why,
         )
         for run in reclaimed:
             logger.warning(

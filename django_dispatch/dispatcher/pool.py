@@ -6,7 +6,7 @@ import logging
 import signal
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from ..executors.fence import Board
@@ -14,6 +14,7 @@ from ..finish import TaskFacts
 from ..messages import Kind, Outcome, Progress, Ready, Retiring, Started, Stop, Verdict, error_document
 from ..store.base import ClaimedRun
 from .backoff import Backoff
+from .death import Death, outcome_of
 from .durations import Durations
 from .executor import Executor, Flight, Token
 
@@ -46,6 +47,7 @@ class Pool:
         self,
         board: Board,
         *,
+        node: str,
         processes: int,
         async_concurrency: int,
         claim_limit: int,
@@ -55,6 +57,7 @@ class Pool:
         on_room: Callable[[], None],
     ) -> None:
         self._board = board
+        self._node = node
         self._processes = processes
         self._async_concurrency = async_concurrency
         self._claim_limit = claim_limit
@@ -280,12 +283,13 @@ class Pool:
         self._loop.remove_reader(executor.stream)
         del self.executors[executor_id]
         self.take_back_from(executor)
+        now, death = self._loop.time(), Death(f"{self._node}:{executor.pid}", status, cause, peak_kb)
         for flight in list(executor.flights.values()):
             executor.land(flight.token)
-            self._on_outcome(flight, outcome_of_death(flight, executor, status, cause, peak_kb))
+            self._on_outcome(flight, outcome_of(flight, death, now))
         executor.close()
-        if not executor.is_ready:
-            logger.error("Executor %s died before it was ready (%s).", executor.pid, describe_status(status))
+        if not executor.is_ready and not cause:
+            logger.error("Executor %s died before it was ready (%s).", executor.pid, death.how)
         self._exited.set()
         self._schedule_fill(at_once=executor.is_ready)
         self.assign_waiting()
@@ -317,36 +321,3 @@ class Pool:
         while any(executor.id in self.executors for executor in doomed):
             self._exited.clear()
             await self._exited.wait()
-
-
-def describe_status(status: int) -> str:
-    """Say how a process ended: ``killed by SIGKILL`` or ``exit code 3``."""
-    if status >= 0:
-        return f"exit code {status}"
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"killed by signal {-status}"
-
-
-def outcome_of_death(flight: Flight, executor: Executor, status: int, cause: str, peak_kb: int) -> Outcome:
-    """Return the outcome of a run whose executor is dead: by its own doing, or by ours."""
-    run = flight.run
-    facts: dict[str, Any] = {
-        "attempt": run.attempt,
-        "executor": str(executor.pid),
-        "exit_status": status,
-        "peak_kb": peak_kb,
-    }
-    how = describe_status(status)
-    if flight.stop is Stop.TIMEOUT:
-        message = f"Its body ran longer than {flight.timeout_seconds:g} s and did not stop when told to; it was killed."
-        return Outcome(*flight.token, Verdict.TIMED_OUT, text=error_document("timeout", message, **facts))
-    if flight.stop is Stop.CANCEL:
-        message = "Its body did not stop when told to; it was killed."
-        return Outcome(*flight.token, Verdict.CANCELLED, text=error_document("cancelled", message, **facts))
-    if flight.stop is Stop.SHUTDOWN or cause:
-        message = f"Its executor was stopped ({cause or 'shutdown'})."
-        return Outcome(*flight.token, Verdict.INTERRUPTED, text=error_document("shutdown", message, **facts))
-    message = f"Its executor died: {how}."
-    return Outcome(*flight.token, Verdict.LOST, text=error_document("lost", message, **facts))

@@ -104,6 +104,7 @@ class Dispatcher:
     def _make_pool(self) -> Pool:
         return Pool(
             self.board,
+            node=self.settings.node,
             processes=self.settings.processes,
             async_concurrency=self.settings.async_concurrency,
             claim_limit=self.settings.claim_limit,
@@ -243,7 +244,7 @@ class Dispatcher:
         """Make sure that no body of the lost lease is alive; take the next lease, and give back the old one's runs."""
         await self.pool.kill_all("lease")
         self.keeper.acquire_again()
-        await self.housekeeping.reclaim([lease_id])
+        await self.housekeeping.reclaim([lease_id], "it lost its lease")
 
     # wakeups
 
@@ -285,8 +286,7 @@ class Dispatcher:
     # outcomes and progress
 
     def _on_outcome(self, flight: Flight, outcome: Outcome) -> None:
-        self._progress.pop(flight.token, None)
-        self.claims.on_outcome(flight, outcome)
+        self.claims.on_outcome(flight, outcome, self._progress.pop(flight.token, None))
 
     def _on_room(self) -> None:
         self.claims.on_room()

@@ -15,6 +15,7 @@ from .watch import Watch
 
 LOOK_SECONDS = 0.01
 HASTY_GRACE_SECONDS = 1.0
+SHOWN = 5
 KILL_SECONDS = 5.0  # by when the kernel has surely ended what was killed
 LAST_WRITES_SECONDS = 10.0
 
@@ -41,7 +42,8 @@ async def drain(pool: Pool, watch: Watch, claims: Claims, *, patience_seconds: f
     pool.release_waiting(older_than=float("inf"))
     if await until(lambda: not pool.flights(), seconds=patience_seconds, unless=hurry):
         return
-    logger.warning("%s runs did not end in time; they are stopped and handed back.", len(pool.flights()))
+    names = ", ".join(f"{flight.run.id} {flight.run.task}" for flight in pool.flights()[:SHOWN])
+    logger.warning("Still running, and stopped now: %s runs (%s …).", len(pool.flights()), names)
     if not hurry.is_set() and await _stop_all(pool, watch, watch.grace_seconds, hurry):
         return
     await _stop_all(pool, watch, min(watch.grace_seconds, HASTY_GRACE_SECONDS), None)

@@ -52,7 +52,9 @@ class LoopExecutor:
         self._pid = os.getpid()
         self._active: dict[tuple[int, int], Attempt] = {}
         self._stoppable: dict[tuple[int, int], asyncio.Task[None]] = {}
-        self._is_taking = False
+        self._is_turn_planned = False
+        self._is_listening = False
+        self._is_sending = False
         self._is_retiring = False
         self._unsent = bytearray()
         self._uses_database = False
@@ -67,8 +69,8 @@ class LoopExecutor:
         self._loop = asyncio.get_running_loop()
         self._over = self._loop.create_future()
         self._loop.add_reader(self._stream, self._on_stream)
-        self._report(Ready().encode())
-        self._take_more()
+        self._unsent += Ready().encode()
+        self._turn()
         heart = asyncio.create_task(self._beat(), name="heartbeat")
         await self._over
         heart.cancel()
@@ -82,42 +84,58 @@ class LoopExecutor:
 
     # assignments
 
-    def _take_more(self) -> None:
-        """Listen for assignments while there is room: what is not read here can still be taken back."""
+    def _plan_turn(self) -> None:
+        """Have one _turn() at the end of this turn of the loop, however many bodies end in it."""
+        if not self._is_turn_planned:
+            self._is_turn_planned = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Take assignments while there is room, send what there is to say; what is not taken can be taken back."""
+        self._is_turn_planned = False
         is_over = self._lifetime.is_over()
-        has_room = len(self._active) < self._concurrency and not is_over
-        if has_room and not self._is_taking:
-            self._loop.add_reader(self._tickets, self._on_tickets)
-        elif not has_room and self._is_taking:
-            self._loop.remove_reader(self._tickets)
-        self._is_taking = has_room
+        attempts: list[Attempt] = []
+        if len(self._active) < self._concurrency and not is_over:
+            try:
+                attempts = self._take(self._concurrency - len(self._active))
+                self._listen(False)
+            except BlockingIOError:
+                self._listen(True)
+        else:
+            self._listen(False)
         if is_over and not self._is_retiring:
             self._is_retiring = True
-            self._report(Retiring().encode())
-        if is_over and not self._active and not self._over.done():
-            self._over.set_result(None)
-
-    def _on_tickets(self) -> None:
-        try:
-            assignments = self._inbox.take(self._concurrency - len(self._active), socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return
-        if not assignments:
-            os._exit(0)  # the dispatcher is gone: its runs are not ours any more
-        frames = bytearray()
-        attempts: list[Attempt] = []
-        for assignment in assignments:
-            if self._board.allows(assignment.lease):
-                frames += Started(*assignment.token).encode()
-                attempts.append(Attempt(assignment, self._name))
-            else:
-                frames += Outcome(*assignment.token, Verdict.UNSTARTED).encode()
-        self._report(frames)  # before the first body can block the loop
+            self._unsent += Retiring().encode()
+        self._flush()  # what has started is said before the first body can block the loop
         for attempt in attempts:
             self._lifetime.count_run()
             self._active[attempt.token] = attempt
             self._loop.create_task(self._run(attempt), name=f"run {attempt.token[0]}", context=contextvars.Context())
-        self._take_more()
+        if attempts:
+            self._plan_turn()
+        elif is_over and not self._active and not self._over.done():
+            self._over.set_result(None)
+
+    def _listen(self, is_wanted: bool) -> None:
+        if is_wanted and not self._is_listening:
+            self._loop.add_reader(self._tickets, self._plan_turn)
+        elif self._is_listening and not is_wanted:
+            self._loop.remove_reader(self._tickets)
+        self._is_listening = is_wanted
+
+    def _take(self, most: int) -> list[Attempt]:
+        """Take up to ``most`` assignments. Raises BlockingIOError when there is none."""
+        assignments = self._inbox.take(most, socket.MSG_DONTWAIT)
+        if not assignments:
+            os._exit(0)  # the dispatcher is gone: its runs are not ours any more
+        attempts = []
+        for assignment in assignments:
+            if self._board.allows(assignment.lease):
+                self._unsent += Started(*assignment.token).encode()
+                attempts.append(Attempt(assignment, self._name))
+            else:
+                self._unsent += Outcome(*assignment.token, Verdict.UNSTARTED).encode()
+        return attempts
 
     async def _run(self, attempt: Attempt) -> None:
         if self._uses_database:
@@ -127,9 +145,9 @@ class LoopExecutor:
             os._exit(0)  # a body that forked and returned in the child must not report a second time
         if self._uses_database and len(self._active) == 1:  # nobody else is in the middle of a query
             await sync_to_async(connections.tidy)()
-        self._report(outcome.encode())
+        self._unsent += outcome.encode()
         del self._active[attempt.token]
-        self._take_more()
+        self._plan_turn()
 
     async def _outcome_of(self, attempt: Attempt) -> Outcome:
         try:
@@ -138,6 +156,7 @@ class LoopExecutor:
             )
             if attempt.stop is not None:
                 raise asyncio.CancelledError("The run was told to stop before its first line.")
+            body = attempt.body(lambda text: self._on_progress(attempt, text), lambda: attempt.stop is not None)
             self._stoppable[attempt.token] = cast("asyncio.Task[None]", asyncio.current_task())
             try:
                 value = await body()
@@ -147,6 +166,10 @@ class LoopExecutor:
             # Whatever it is, CancelledError and SystemExit too: it ends this run and not the loop.
             return attempt.raised(error)
         return attempt.returned(value)
+
+    def _on_progress(self, attempt: Attempt, text: str) -> None:
+        self._unsent += Progress(*attempt.token, text).encode()
+        self._loop.call_soon_threadsafe(self._plan_turn)  # a body may have handed its context to a thread
 
     # orders and reports
 
@@ -165,27 +188,18 @@ class LoopExecutor:
             if token in self._stoppable:
                 self._stoppable[token].cancel(f"The run was told to stop: {reason.name.lower()}.")
 
-    def _report(self, frames: bytes | bytearray) -> None:
-        """Send in order; what the socket does not take now follows when it can."""
-        if not self._unsent:
-            try:
-                sent = self._stream.send(frames, socket.MSG_DONTWAIT) if frames else 0
-            except BlockingIOError:
-                sent = 0
-            frames = frames[sent:]
-            if not frames:
-                return
-            self._loop.add_writer(self._stream, self._send_rest)
-        self._unsent += frames
-
-    def _send_rest(self) -> None:
+    def _flush(self) -> None:
+        """Send what the socket takes now; the rest follows when it can."""
         try:
-            sent = self._stream.send(self._unsent, socket.MSG_DONTWAIT)
+            if self._unsent:
+                del self._unsent[: self._stream.send(self._unsent, socket.MSG_DONTWAIT)]
         except BlockingIOError:
-            return
-        del self._unsent[:sent]
-        if not self._unsent:
+            pass
+        if self._unsent and not self._is_sending:
+            self._loop.add_writer(self._stream, self._flush)
+        elif self._is_sending and not self._unsent:
             self._loop.remove_writer(self._stream)
+        self._is_sending = bool(self._unsent)
 
     def _note_database_use(self, **_: object) -> None:
         self._uses_database = True

@@ -68,8 +68,9 @@ class ClaimedRun(NamedTuple):
 class Settlement(NamedTuple):
     """What becomes of a claimed run: the write that ends its claim.
 
-    ``result`` and ``error`` are JSON texts. ``delay_seconds`` goes with SCHEDULED. ``has_failed`` and
-    ``was_interrupted`` add to the run's counters; ``was_started`` False gives the attempt back.
+    ``result``, ``error`` and ``progress`` are JSON texts; without a progress the stored one stays. ``delay_seconds``
+    goes with SCHEDULED. ``has_failed`` and ``was_interrupted`` add to the run's counters; ``was_started`` False gives
+    the attempt back.
     """
 
     run_id: int
@@ -78,6 +79,7 @@ class Settlement(NamedTuple):
     result: str | None = None
     error: str | None = None
     delay_seconds: float | None = None
+    progress: str | None = None
     has_failed: bool = False
     was_interrupted: bool = False
     was_started: bool = True
@@ -165,7 +167,12 @@ class Store(ABC):
 
     @abstractmethod
     def reclaim(
-        self, *, grace_seconds: float, max_interruptions: int, dead_leases: Sequence[UUID] = ()
+        self,
+        *,
+        grace_seconds: float,
+        max_interruptions: int,
+        dead_leases: Sequence[UUID] = (),
+        why: str = "its process died",
     ) -> Sequence[Reclaimed]:
         """Take back the runs of leases expired for longer than ``grace_seconds``, of ``dead_leases``, and of no lease.
 

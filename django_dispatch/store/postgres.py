@@ -82,9 +82,19 @@ class PostgresStore(Store):
         self.session.execute(statements.PROGRESS, {"lease": lease_id, "progress": f"[{','.join(items)}]"})
 
     def reclaim(
-        self, *, grace_seconds: float, max_interruptions: int, dead_leases: Sequence[UUID] = ()
+        self,
+        *,
+        grace_seconds: float,
+        max_interruptions: int,
+        dead_leases: Sequence[UUID] = (),
+        why: str = "its process died",
     ) -> Sequence[Reclaimed]:
-        params = {"grace": grace_seconds, "max_interruptions": max_interruptions, "dead": list(dead_leases)}
+        params = {
+            "grace": grace_seconds,
+            "max_interruptions": max_interruptions,
+            "dead": list(dead_leases),
+            "why": why,
+        }
         of_leases = self.session.execute(statements.RECLAIM, params).fetchall()
         orphans = self.session.execute(statements.RECLAIM_ORPHANS, params).fetchall()
         return [Reclaimed(*row) for row in of_leases + orphans]
@@ -128,6 +138,8 @@ def _settlement_items(settlements: Sequence[Settlement]) -> Iterator[str]:
         rest = ""
         if s.error is not None:
             rest = f',"error":{s.error}'
+        if s.progress is not None:
+            rest += f',"progress":{s.progress}'
         if s.delay_seconds is not None:
             rest += f',"delay":{s.delay_seconds!r}'
         yield (

@@ -42,11 +42,12 @@ _WORD = """CASE WHEN r.cancel_requested_at IS NOT NULL AND s.status IN ('READY',
 EXCHANGE = f"""
 WITH settled AS MATERIALIZED (
   SELECT * FROM jsonb_to_recordset(%(settlements)s::jsonb) AS s(
-    id bigint, epoch int, status text, result jsonb, error jsonb, delay float8,
+    id bigint, epoch int, status text, result jsonb, error jsonb, progress jsonb, delay float8,
     failed smallint, interrupted smallint, started smallint)
 ), finished AS (
   UPDATE {RUN} AS r
   SET status = {_WORD}, lease_id = NULL, result = s.result,
+      progress = coalesce(s.progress, r.progress),
       attempt = r.attempt - 1 + s.started,
       failures = r.failures + s.failed,
       interruptions = r.interruptions + s.interrupted,
@@ -120,7 +121,7 @@ _LOSE = f"""
 RECLAIM = f"""
 WITH expired AS MATERIALIZED (
   SELECT id, node, CASE WHEN expires_at < clock_timestamp() - %(grace)s * interval '1 second'
-                   THEN 'its lease expired' ELSE 'its process died' END AS why
+                   THEN 'its lease expired' ELSE %(why)s END AS why
   FROM {LEASE}
   WHERE expires_at < clock_timestamp() - %(grace)s * interval '1 second' OR id = ANY(%(dead)s::uuid[])
   ORDER BY expires_at LIMIT 20 FOR UPDATE SKIP LOCKED

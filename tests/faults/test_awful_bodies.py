@@ -22,9 +22,9 @@ RETURNED = {
     "fork_and_return": "the parent",
 }
 UNSTORABLE = {
-    "return_object": "The body returned a object that JSON cannot hold",
-    "return_nan": "The body returned a float that JSON cannot hold",
-    "return_too_deep": "The body returned a list that JSON cannot hold",
+    "return_object": "The body returned a value of type object, not JSON",
+    "return_nan": "The body returned a value of type float, not JSON",
+    "return_too_deep": "The body returned a value of type list, not JSON",
     "return_huge_number": "PostgreSQL cannot store what the body returned",
 }
 RAISED = {

@@ -1,0 +1,53 @@
+"""What the death of an executor does to the runs that it had. Pure."""
+
+import signal
+from dataclasses import dataclass
+
+from ..messages import Outcome, Stop, Verdict, error_document
+from .executor import Flight
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How an executor ended. ``cause`` is ours, and empty when it ended by its own doing or somebody else's."""
+
+    executor: str
+    status: int
+    cause: str
+    peak_kb: int
+
+    @property
+    def how(self) -> str:
+        """Say ``killed by SIGKILL`` or ``exit code 3``."""
+        if self.status >= 0:
+            return f"exit code {self.status}"
+        try:
+            return f"killed by {signal.Signals(-self.status).name}"
+        except ValueError:
+            return f"killed by signal {-self.status}"
+
+
+def outcome_of(flight: Flight, death: Death, now: float) -> Outcome:
+    """Return the outcome of a run whose executor died at ``now``, by the loop's clock."""
+    verdict, kind, message = _verdict(flight, death)
+    text = error_document(
+        kind,
+        message,
+        attempt=flight.run.attempt,
+        executor=death.executor,
+        exit_status=death.status,
+        peak_kb=death.peak_kb,
+    )
+    seconds = 0.0 if flight.started_at is None else now - flight.started_at
+    return Outcome(*flight.token, verdict, seconds, text)
+
+
+def _verdict(flight: Flight, death: Death) -> tuple[Verdict, str, str]:
+    if flight.stop is Stop.TIMEOUT:
+        message = f"Its body ran longer than {flight.timeout_seconds:g} s and did not stop when told to; it was killed."
+        return Verdict.TIMED_OUT, "timeout", message
+    if flight.stop is Stop.CANCEL:
+        return Verdict.CANCELLED, "cancelled", "Its body did not stop when told to; it was killed."
+    if flight.stop is Stop.SHUTDOWN or death.cause:
+        return Verdict.INTERRUPTED, "shutdown", f"Its executor was stopped ({death.cause or 'shutdown'})."
+    return Verdict.LOST, "lost", f"Its executor died: {death.how}."
