@@ -159,6 +159,7 @@ def slow_claims(kit: Kit) -> Iterator[Any]:
     kit.sql.execute("DROP FUNCTION kit_hold CASCADE")
 
 
+@pytest.mark.slow
 def test_a_claim_that_was_committed_after_its_connection_broke_is_released(
     kit: Kit, relay: Relay, slow_claims: Any
 ) -> None:
