@@ -128,6 +128,7 @@ class LoopExecutor:
         assignments = self._inbox.take(most, socket.MSG_DONTWAIT)
         if not assignments:
             os._exit(0)  # the dispatcher is gone: its runs are not ours any more
+        self._obey()
         attempts = []
         for assignment in assignments:
             if self._board.allows(assignment.lease):
@@ -175,10 +176,13 @@ class LoopExecutor:
 
     def _on_stream(self) -> None:
         try:
-            orders = self._inbox.read_stream()
+            self._inbox.read_stream()
         except BlockingIOError:
             return
-        for order in orders:
+        self._obey()
+
+    def _obey(self) -> None:
+        for order in self._inbox.take_orders():
             self._stop((order.run_id, order.epoch), order.reason)
 
     def _stop(self, token: tuple[int, int], reason: Stop) -> None:
