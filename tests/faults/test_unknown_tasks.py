@@ -129,3 +129,13 @@ def test_the_admin_opens_for_runs_that_no_code_knows(kit: Kit) -> None:
     finally:
         user.delete()
     assert fresh(run).status == "READY"
+
+
+def test_the_dispatcher_itself_never_imports_a_task(kit: Kit, tmp_path: Path) -> None:
+    """It passes payload text through undecoded and knows tasks from hearsay: the zygote imports them."""
+    tell = f"import os\nopen({str(tmp_path / 'imported')!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
+    write_app(tmp_path, "kit_tells", tell + "from django_dispatch import task\n@task\ndef fine(): pass\n")
+    a = kit.dispatchers(env={"KIT_APPS": "kit_tells", "PYTHONPATH": f"{tmp_path}:{os.getcwd()}"})
+    (run,) = wait_until_final(insert("kit_tells.tasks.fine"))
+    assert run.status == "SUCCESSFUL"
+    assert (tmp_path / "imported").read_text().split() == [str(a.zygote_pid)]
