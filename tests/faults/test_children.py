@@ -118,7 +118,7 @@ def test_a_project_that_does_not_start_uses_up_no_run(kit: Kit, tmp_path: Path, 
     sabotage, tally = tmp_path / "sabotage", tmp_path / "sabotaged"
     sabotage.write_text(how)
     run = tasks.note.delay("at last")
-    a = kit.dispatchers(is_awaited=False, settings={"EXECUTOR_READY_TIMEOUT": 1})
+    a = kit.dispatchers(is_awaited=False, settings={"EXECUTOR_READY_TIMEOUT": 3})
     began = time.monotonic()
     wait_for(lambda: tally.exists() and len(set(tally.read_text().split())) >= 2, 30, what="two failed starts")
     assert time.monotonic() - began > 0.25, "starts that fail are spread"
