@@ -293,12 +293,19 @@ def autodiscover() -> None:
                 import_module(name)
             except Exception:
                 _broken[name] = traceback.format_exc()
+                _forget_tasks_of(name)
                 logger.exception("Module %s cannot be imported; its tasks are unknown here", name)
 
 
 def broken_modules() -> dict[str, str]:
     """Return the modules that autodiscover() could not import, each with its traceback."""
     return dict(_broken)
+
+
+def _forget_tasks_of(module: str) -> None:
+    """Unregister what a module defined before it failed: half a module is no place to run a body in."""
+    for path in [path for path, task in _tasks.items() if task.function.__module__ == module]:
+        del _tasks[path]
 
 
 def _register(new: Task[P, R_co]) -> Task[P, R_co]:

@@ -124,7 +124,9 @@ class Claims:
                     pass
                 self._backoff.reset()
             except DatabaseError as error:
-                self._must_reconcile = True
+                self._reconcile_soon()
+                # A statement goes on in the database when its connection breaks: look again when it must have ended.
+                self._loop.call_later(self._store.deadline_seconds, self._reconcile_soon)
                 pause = self._backoff.next_seconds()
                 logger.warning("The database does not answer (%s); next try in %.1f s.", _first_line(error), pause)
                 await asyncio.sleep(pause)
@@ -252,15 +254,20 @@ class Claims:
             else:
                 logger.warning("Run %s (%s): lease lost; its outcome is dropped.", run.id, run.task)
 
+    def _reconcile_soon(self) -> None:
+        self._must_reconcile = True
+        self._event.set()
+
     async def _reconcile(self, lease_id: UUID) -> None:
         """After trouble, compare what the database holds under our lease with what is here."""
         held = set(await self._store.call(self._store.store.held, lease_id))
         ours = {ended.flight.token for ended in self._unwritten}
-        for run_id, epoch in held:
-            if (run_id, epoch) not in ours and not self._pool.knows((run_id, epoch)):
-                logger.warning("Run %s was claimed, but the answer was lost; it is released.", run_id)
-                release = Settlement(run_id, epoch, "READY", was_started=False)
-                await self._store.call(self._store.store.exchange, lease_id, [release], queues=(), limit=0)
+        # All at one moment: what lands while a release is written is ours all the same.
+        unknown = sorted(token for token in held if token not in ours and not self._pool.knows(token))
+        for run_id, epoch in unknown:
+            logger.warning("Run %s was claimed, but the answer was lost; it is released.", run_id)
+            release = Settlement(run_id, epoch, "READY", was_started=False)
+            await self._store.call(self._store.store.exchange, lease_id, [release], queues=(), limit=0)
         for executor in list(self._pool.executors.values()):
             if any(flight.token not in held for flight in executor.flights.values()):
                 logger.error("Executor %s runs what is not ours any more; it is killed.", executor.pid)

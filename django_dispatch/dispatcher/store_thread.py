@@ -19,7 +19,7 @@ class StoreThread:
 
     def __init__(self, store: Store, *, deadline_seconds: float) -> None:
         self.store = store
-        self._deadline_seconds = deadline_seconds
+        self.deadline_seconds = deadline_seconds
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
 
     async def call(self, verb: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -27,7 +27,7 @@ class StoreThread:
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(self._executor, lambda: verb(*args, **kwargs))
         # Armed when the call is made, not when it begins: the calls before it have deadlines of their own.
-        alarm = loop.call_later(self._deadline_seconds, self._break_off)
+        alarm = loop.call_later(self.deadline_seconds, self._break_off)
         try:
             # Shielded: a cancelled caller must not leave a call under way that nobody knows of.
             return await asyncio.shield(future)
@@ -35,7 +35,7 @@ class StoreThread:
             alarm.cancel()
 
     def _break_off(self) -> None:
-        logger.warning("A call to the database took longer than %g s; it is broken off.", self._deadline_seconds)
+        logger.warning("A call to the database took longer than %g s; it is broken off.", self.deadline_seconds)
         self.store.abort()
 
     async def close(self) -> None:

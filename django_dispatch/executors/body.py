@@ -13,6 +13,7 @@ from typing import Any
 
 from .. import registry
 from ..context import TaskContext, current_run_id, current_task
+from ..exceptions import InvalidArguments
 from ..messages import Assignment, Outcome, Stop, Verdict, error_document, storable
 
 LONGEST_MESSAGE = 10_000  # characters kept of an error's text
@@ -49,6 +50,8 @@ class Attempt:
         assignment = self.assignment
         task = registry.get(assignment.task)  # the dispatcher assigns only what the zygote has reported
         args, kwargs = json.loads(assignment.args), json.loads(assignment.kwargs)
+        if not isinstance(args, list) or not isinstance(kwargs, dict):  # who inserts by SQL may write any JSON
+            raise InvalidArguments("The args of a run must be a JSON array, and its kwargs a JSON object.")
         context = TaskContext(
             run_id=assignment.run_id,
             epoch=assignment.epoch,

@@ -16,6 +16,7 @@ class Inbox:
         self._stream = stream
         self._frames = FrameReader()
         self._assignments: dict[int, Assignment] = {}
+        self._orders: list[StopOrder] = []
 
     def take(self, most: int, flags: int = 0) -> list[Assignment]:
         """Take up to ``most`` assignments, which are to be started now. Empty: the dispatcher is gone.
@@ -31,15 +32,18 @@ class Inbox:
                 del self._assignments[next(iter(self._assignments))]
         return assignments
 
-    def read_stream(self, flags: int = socket.MSG_DONTWAIT) -> list[StopOrder]:
-        """Read what the dispatcher sent; return the orders among it. Ends the process when the dispatcher is gone."""
+    def read_stream(self, flags: int = socket.MSG_DONTWAIT) -> None:
+        """Read what the dispatcher sent. Ends the process when the dispatcher is gone."""
         data = self._stream.recv(LARGEST_READ, flags)
         if not data:
             os._exit(0)
-        orders = []
         for message in self._frames.feed(data):
             if isinstance(message, Assignment):
                 self._assignments[message.ticket] = message
             elif isinstance(message, StopOrder):
-                orders.append(message)
+                self._orders.append(message)
+
+    def take_orders(self) -> list[StopOrder]:
+        """Take the orders that were read, be it on the way to an assignment."""
+        orders, self._orders = self._orders, []
         return orders

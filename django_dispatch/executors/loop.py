@@ -125,6 +125,7 @@ class LoopExecutor:
         assignments = self._inbox.take(most, socket.MSG_DONTWAIT)
         if not assignments:
             os._exit(0)  # the dispatcher is gone: its runs are not ours any more
+        self._obey()
         attempts = []
         for assignment in assignments:
             if self._board.allows(assignment.lease):
@@ -148,6 +149,9 @@ class LoopExecutor:
 
     async def _outcome_of(self, attempt: Attempt) -> Outcome:
         try:
+            body = attempt.body(
+                lambda text: self._report(Progress(*attempt.token, text).encode()), lambda: attempt.stop is not None
+            )
             if attempt.stop is not None:
                 raise asyncio.CancelledError("The run was told to stop before its first line.")
             body = attempt.body(lambda text: self._on_progress(attempt, text), lambda: attempt.stop is not None)
@@ -169,10 +173,13 @@ class LoopExecutor:
 
     def _on_stream(self) -> None:
         try:
-            orders = self._inbox.read_stream()
+            self._inbox.read_stream()
         except BlockingIOError:
             return
-        for order in orders:
+        self._obey()
+
+    def _obey(self) -> None:
+        for order in self._inbox.take_orders():
             self._stop((order.run_id, order.epoch), order.reason)
 
     def _stop(self, token: tuple[int, int], reason: Stop) -> None:

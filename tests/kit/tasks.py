@@ -100,13 +100,10 @@ def kill_dispatcher(ctx: TaskContext) -> None:
 
 
 @task(bind=True)
-def run_sleep(ctx: TaskContext, seconds: float, gate: str = "") -> None:
-    """Start a program and wait for it."""
-    with Entry(ctx) as entry:
-        program = subprocess.Popen(["sleep", str(seconds)])
-        if gate:
-            entry.wait_at(gate)
-        program.wait()
+def run_sleep(ctx: TaskContext, seconds: float) -> None:
+    """Run a program."""
+    with Entry(ctx):
+        subprocess.run(["sleep", str(seconds)], check=True)
 
 
 @task(bind=True)

@@ -1,0 +1,139 @@
+"""The small parts of a dispatcher that decide something by themselves."""
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from django.db import OperationalError
+
+from django_dispatch.dispatcher.backoff import Backoff
+from django_dispatch.dispatcher.durations import Durations
+from django_dispatch.dispatcher.housekeeping import Housekeeping
+from django_dispatch.dispatcher.queues import Queues
+from django_dispatch.dispatcher.store_thread import StoreThread
+from django_dispatch.store.postgres import open_store
+
+# durations: who may be sent ahead
+
+
+def test_nobody_is_sent_ahead_before_anything_is_known() -> None:
+    durations = Durations()
+    assert (durations.ahead(100), durations.is_tiny("new")) == (0, False)
+
+
+def test_tiny_runs_are_sent_ahead_and_long_ones_end_that_at_once() -> None:
+    durations = Durations()
+    for _ in range(50):
+        durations.learn("tiny", 0.0001)
+    assert durations.is_tiny("tiny")
+    assert not durations.is_tiny("another")
+    assert durations.ahead(1000) == 100
+    assert durations.ahead(7) == 7
+    durations.learn("tiny", 1.0)
+    assert not durations.is_tiny("tiny")
+    assert durations.ahead(1000) == 0
+    for _ in range(50):
+        durations.learn("tiny", 0.0001)
+    assert durations.is_tiny("tiny")
+
+
+def test_the_work_sent_ahead_is_bounded_by_time() -> None:
+    durations = Durations()
+    durations.learn("task", 0.001)
+    assert durations.ahead(1000) == 20
+
+
+# back-off
+
+
+def test_pauses_double_up_to_a_limit_and_start_again_after_a_success() -> None:
+    backoff = Backoff(first_seconds=1, longest_seconds=5)
+    for ceiling in (1, 2, 4, 5, 5):
+        assert ceiling / 2 <= backoff.next_seconds() <= ceiling
+    backoff.reset()
+    assert backoff.next_seconds() <= 1
+
+
+def test_a_fleet_does_not_come_back_as_one() -> None:
+    assert len({Backoff().next_seconds() for _ in range(20)}) > 10
+
+
+# queues
+
+
+def test_every_queue_has_its_turn_to_be_first() -> None:
+    queues = Queues(("a", "b", "c"))
+    firsts = [queues.names() for _ in range(3)]
+    assert {names[0] for names in firsts} == {"a", "b", "c"}
+    assert all(sorted(names) == ["a", "b", "c"] for names in firsts)
+
+
+def test_served_queues_are_those_that_were_named_or_all_that_come_up() -> None:
+    named = Queues(("a",))
+    assert (named.add(["b"]), named.add(["a", "b"]), named.names()) == (False, True, ["a"])
+    every = Queues(None)
+    assert (every.names(), every.add(["b"]), every.add(["b"]), every.names()) == ([], True, True, ["b"])
+    assert every.add([]) is False
+
+
+# housekeeping's timers
+
+
+def repeat(step: Any, until: asyncio.Event) -> Housekeeping:
+    """Repeat a step until the event, on a loop of its own."""
+
+    async def main() -> Housekeeping:
+        housekeeping = Housekeeping(
+            StoreThread(open_store("default", "test", statement_timeout_seconds=1), deadline_seconds=1),
+            ttl_seconds=1,
+            poll_seconds=1,
+            max_interruptions=3,
+            retention={},
+            own_lease=lambda: None,
+            on_ready=lambda _: None,
+        )
+        repeating = asyncio.create_task(housekeeping.repeat("sweep", 0.001, step))
+        async with asyncio.timeout(10):
+            await until.wait()
+        repeating.cancel()
+        return housekeeping
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", [OperationalError("server closed"), ZeroDivisionError("a bug")])
+def test_a_step_that_raises_is_logged_once_and_repeated(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    """A step that fails is repeated with back-off, and when it last succeeded is known."""
+    caplog.set_level(logging.INFO, "django_dispatch")
+    times: list[float] = []
+    done = asyncio.Event()
+
+    async def step() -> None:
+        times.append(asyncio.get_running_loop().time())
+        if len(times) in (2, 3):
+            raise error
+        if len(times) == 5:
+            done.set()
+
+    housekeeping = repeat(step, done)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"Housekeeping step sweep fails: {error}",
+        "Housekeeping step sweep works again.",
+    ]
+    assert times[2] - times[1] >= 0.04, "with back-off"
+    assert housekeeping.last_success.keys() == {"sweep"}
+
+
+def test_a_step_may_say_when_it_wants_to_be_called_next() -> None:
+    calls: list[None] = []
+    done = asyncio.Event()
+
+    async def step() -> float:
+        calls.append(None)
+        if len(calls) == 3:
+            done.set()
+        return 0.0
+
+    repeat(step, done)
+    assert len(calls) >= 3
