@@ -14,8 +14,8 @@ from .arguments import is_storable
 from .exceptions import InvalidOption
 from .store import postgres_enqueue as store
 from .store.base import NewRun
-from .wakeups.base import Wakeup
-from .wakeups.sending import wake_after_commit
+from .wakeups.base import CHANNEL, Wakeup
+from .wakeups.sending import may_ride, wake_after_commit, wake_now
 
 if TYPE_CHECKING:
     from .models import Run
@@ -118,13 +118,19 @@ def check_max_attempts(value: object) -> int:
 def enqueue(new: NewRun) -> "Run":
     """Record one run and return it. Never executes it.
 
-    One statement on ``DISPATCH["DATABASE"]``, in the caller's transaction if there is one; then the wakeup, after
-    the commit.
+    One statement on ``DISPATCH["DATABASE"]``. In the caller's transaction, if there is one, and the wakeup follows its
+    commit; else the wakeup rides along.
     """
     using = conf.current().database
-    recorded = store.enqueue(using, new)
-    if recorded.status == "READY":
-        wake_after_commit(using, Wakeup("ready", new.queue))
+    wakeup = Wakeup("ready", new.queue)
+    if new.run_after is None and new.delay_seconds is None and may_ride(using, wakeup):
+        recorded, is_sent = store.enqueue_and_wake(using, new, CHANNEL, wakeup.encode())
+        if not is_sent:
+            wake_now(using, wakeup)
+    else:
+        recorded = store.enqueue(using, new)
+        if recorded.status == "READY":
+            wake_after_commit(using, wakeup)
     return _run(using, new, recorded)
 
 

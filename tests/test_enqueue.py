@@ -198,9 +198,42 @@ class TestTransaction:
             assert heard() == []
         assert heard() == ["ready:default"]
 
-    def test_without_a_transaction_the_wakeup_goes_out_at_once(self, heard: Callable[[], list[str]]) -> None:
-        add.delay(1)
+    def test_without_a_transaction_the_wakeup_rides_along(
+        self, heard: Callable[[], list[str]], django_assert_num_queries: Any
+    ) -> None:
+        with django_assert_num_queries(1):
+            add.delay(1)
         assert heard() == ["ready:default"]
+
+    def test_while_another_transaction_of_ours_notifies_the_wakeup_follows_by_itself(
+        self, heard: Callable[[], list[str]], django_assert_num_queries: Any
+    ) -> None:
+        other = connection.copy()
+        try:
+            with other.cursor() as cursor:
+                cursor.execute("BEGIN")
+                cursor.execute("SELECT pg_advisory_xact_lock(hashtext('django_dispatch'), hashtext(current_schema()))")
+            with django_assert_num_queries(2) as captured:
+                add.delay(1)
+            assert "pg_notify" in captured.captured_queries[1]["sql"]
+            assert heard() == ["ready:default"]
+        finally:
+            other.close()
+
+    def test_a_full_notification_queue_does_not_refuse_the_run(self, heard: Callable[[], list[str]]) -> None:
+        refuse = "BEGIN RAISE 'too many notifications in the NOTIFY queue' USING ERRCODE = '54000'; END"
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"CREATE FUNCTION public.pg_notify(text, text) RETURNS void LANGUAGE plpgsql AS $${refuse}$$"
+            )
+            cursor.execute("SET search_path = public, pg_catalog")
+            try:
+                run = add.delay(1)
+            finally:
+                cursor.execute("RESET search_path")
+                cursor.execute("DROP FUNCTION public.pg_notify(text, text)")
+        assert Run.objects.get(pk=run.pk).status == "READY"
+        assert heard() == []
 
     def test_a_transaction_managed_by_hand_can_enqueue(self, heard: Callable[[], list[str]]) -> None:
         transaction.set_autocommit(False)
@@ -216,7 +249,7 @@ class TestTransaction:
         self, heard: Callable[[], list[str]], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(sending, "CHANNEL", "c" * 100)  # longer than PostgreSQL allows
-        with caplog.at_level(logging.WARNING, "django_dispatch"):
+        with caplog.at_level(logging.WARNING, "django_dispatch"), transaction.atomic():
             run = add.delay(1)
         assert Run.objects.filter(pk=run.pk).exists()
         assert "ready:default could not be sent" in caplog.text

@@ -128,7 +128,7 @@ def test_an_executor_starts_nothing_that_the_fence_does_not_allow(executor: Call
         end.close()
 
 
-class in_a_child:  # noqa: N801
+class in_a_child:
     """Run a function in a forked child, which is killed at the end: executors own their process."""
 
     def __init__(self, function: Callable[[], None]) -> None:

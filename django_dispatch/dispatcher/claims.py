@@ -16,7 +16,8 @@ from django.db import Error as DatabaseError
 
 from ..finish import settle
 from ..messages import Outcome, Verdict, error_document
-from ..store.base import Exchange, Settlement
+from ..store.base import ClaimedRun, Exchange, Settlement
+from ..store.exchange import AsyncExchanger
 from .backoff import Backoff
 from .executor import Flight, Token
 from .pool import Pool, Room
@@ -44,6 +45,7 @@ class Claims:
 
     def __init__(
         self,
+        exchanger: AsyncExchanger,
         store: StoreThread,
         pool: Pool,
         *,
@@ -52,6 +54,7 @@ class Claims:
         max_runs: int | None,
         on_quiet: Callable[[], None],
     ) -> None:
+        self._exchanger = exchanger
         self._store = store
         self._pool = pool
         self._queues = queues
@@ -67,8 +70,8 @@ class Claims:
         self._second_looks: list[asyncio.TimerHandle] = []
         self._should_look = False
         self._must_reconcile = False
-        self.is_under_way = False
-        """Whether a statement is out: it may bring runs."""
+        self._is_asking = False
+        self._undelivered: list[ClaimedRun] = []
         self.lease_id: UUID | None = None
         self._lease = b""
         self.is_claiming = False
@@ -132,6 +135,11 @@ class Claims:
                 await asyncio.sleep(pause)
                 self._event.set()
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a statement is out, or its runs are on their way to the pool."""
+        return self._is_asking or bool(self._undelivered)
+
     def has_claimed_enough(self) -> bool:
         """Return whether as many runs were claimed as this dispatcher is to run at all."""
         return self._max_runs is not None and self.claimed_total >= self._max_runs
@@ -153,10 +161,9 @@ class Claims:
         batch = [self._unwritten.popleft() for _ in range(min(len(self._unwritten), LARGEST_BATCH))]
         if not batch and not (limit and self._should_look):
             return False
-        batch.sort(key=_run_id)  # every writer locks rows in this order
         if limit:
             self._should_look = False
-        self.is_under_way = True
+        self._is_asking = True
         began = self._loop.time()
         try:
             exchange = await self._exchange(lease_id, batch, limit, room.excluded)
@@ -167,8 +174,7 @@ class Claims:
             self._should_look = True
             raise
         finally:
-            self.is_under_way = False
-            self._pool.read_unread()
+            self._is_asking = False
         self._note_written(batch, exchange)
         if self.lease_id == lease_id:
             self._take(exchange, limit, lease_id)
@@ -183,6 +189,7 @@ class Claims:
         if not self.is_claiming:
             return Room(0)
         room = self._pool.room()
+        room = room._replace(limit=max(0, room.limit - len(self._undelivered)))
         if room.excluded and self._loop.time() < self._no_picking_before:
             return Room(0)
         if self._max_runs is not None:
@@ -198,8 +205,7 @@ class Claims:
 
     async def _exchange(self, lease_id: UUID, batch: Sequence[Ended], limit: int, excluded: Sequence[str]) -> Exchange:
         try:
-            return await self._store.call(
-                self._store.store.exchange,
+            return await self._exchanger.exchange(
                 lease_id,
                 [ended.settlement for ended in batch],
                 queues=self._queues() if limit else (),
@@ -220,19 +226,26 @@ class Claims:
             text = error_document("result", message, attempt=ended.flight.run.attempt)
             outcome = Outcome(*ended.flight.token, Verdict.UNSTORABLE, ended.outcome.duration_seconds, text)
             settlement = settle(ended.flight.run, outcome, None, max_interruptions=self._max_interruptions)
-            refused = await self._store.call(self._store.store.exchange, lease_id, [settlement], queues=(), limit=0)
-            return refused
+            return await self._exchanger.exchange(lease_id, [settlement], queues=(), limit=0)
         middle = len(batch) // 2
         halves = [await self._exchange(lease_id, half, 0, ()) for half in (batch[:middle], batch[middle:])]
         return Exchange((), [run_id for half in halves for run_id in half.refused])
 
     def _take(self, exchange: Exchange, limit: int, lease_id: UUID) -> None:
         self.claimed_total += len(exchange.claimed)
-        self._pool.take(exchange.claimed, lease_id)
+        if exchange.claimed:
+            # Delivered when the next statement is out: the database works while executors are given theirs.
+            self._undelivered = list(exchange.claimed)
+            self._loop.call_soon(self._deliver, lease_id)
         if limit and len(exchange.claimed) == limit:
             self._should_look = True
         elif exchange.claimed:
             self._plan_second_looks()
+
+    def _deliver(self, lease_id: UUID) -> None:
+        runs, self._undelivered = self._undelivered, []
+        if self.lease_id == lease_id:
+            self._pool.take(runs, lease_id)
 
     def _plan_second_looks(self) -> None:
         for handle in self._second_looks:
@@ -267,16 +280,12 @@ class Claims:
         for run_id, epoch in unknown:
             logger.warning("Run %s was claimed, but the answer was lost; it is released.", run_id)
             release = Settlement(run_id, epoch, "READY", was_started=False)
-            await self._store.call(self._store.store.exchange, lease_id, [release], queues=(), limit=0)
+            await self._exchanger.exchange(lease_id, [release], queues=(), limit=0)
         for executor in list(self._pool.executors.values()):
             if any(flight.token not in held for flight in executor.flights.values()):
                 logger.error("Executor %s runs what is not ours any more; it is killed.", executor.pid)
                 self._pool.kill(executor, "its run is not ours any more")
         self._must_reconcile = False
-
-
-def _run_id(ended: Ended) -> int:
-    return ended.settlement.run_id
 
 
 def _log(ended: Ended) -> None:

@@ -18,8 +18,9 @@ from .death import Death, outcome_of
 from .durations import Durations
 from .executor import Executor, Flight, Token
 
-# An executor with so many runs before it needs no answer for each: it is read again when that can be written.
+# An executor with so many runs before it needs no answer for each: its reports are read by the millisecond.
 BUSY = 8
+READ_SECONDS = 0.001
 
 logger = logging.getLogger("django_dispatch.dispatcher")
 
@@ -226,11 +227,12 @@ class Pool:
             self.assign_waiting()
             self._on_room()
         if executor.unstarted >= BUSY and self._is_writing() and executor.id in self.executors:
+            if not self._unread:
+                self._loop.call_later(READ_SECONDS, self._read_unread)
             self._loop.remove_reader(executor.stream)
             self._unread.append(executor)
 
-    def read_unread(self) -> None:
-        """Read what was left unread while a statement was under way: it can be written now."""
+    def _read_unread(self) -> None:
         unread, self._unread = self._unread, []
         for executor in unread:
             if executor.id in self.executors:

@@ -21,7 +21,8 @@ from ..conf import DispatchSettings
 from ..executors.fence import Board
 from ..messages import Outcome
 from ..store.base import NewLease
-from ..store.postgres import open_store
+from ..store.exchange import AsyncExchanger
+from ..store.postgres import open_exchanger, open_store
 from ..store.session import connection_params
 from ..wakeups.base import Wakeup
 from ..wakeups.pg_notify import Listener
@@ -66,7 +67,11 @@ class Dispatcher:
         self._progress: dict[tuple[int, int], str] = {}
         self.queues = Queues(settings.queues)
         self.board = Board.create(slots=2 * settings.processes + 4)
+        # The server gives up on a statement first; the deadline is for a server, or a network, that says nothing.
+        self._statement_seconds = settings.lease_ttl_seconds / 2
+        self._deadline_seconds = settings.lease_ttl_seconds * 2 / 3
         self.store = self._open_store_thread()
+        self.exchanger = self._open_exchanger()
         self.pool = self._make_pool()
         self.children = Children(
             settings,
@@ -77,6 +82,7 @@ class Dispatcher:
             may_fill=lambda: self.claims.lease_id is not None,
         )
         self.claims = Claims(
+            self.exchanger,
             self.store,
             self.pool,
             queues=self.queues.names,
@@ -97,10 +103,16 @@ class Dispatcher:
     # the parts
 
     def _open_store_thread(self) -> StoreThread:
-        # The server gives up on a statement first; the deadline is for a server, or a network, that says nothing.
-        ttl_seconds = self.settings.lease_ttl_seconds
-        store = open_store(self.settings.database, "store", statement_timeout_seconds=ttl_seconds / 2)
-        return StoreThread(store, deadline_seconds=ttl_seconds * 2 / 3)
+        store = open_store(self.settings.database, "store", statement_timeout_seconds=self._statement_seconds)
+        return StoreThread(store, deadline_seconds=self._deadline_seconds)
+
+    def _open_exchanger(self) -> AsyncExchanger:
+        return open_exchanger(
+            self.settings.database,
+            "claims",
+            statement_timeout_seconds=self._statement_seconds,
+            deadline_seconds=self._deadline_seconds,
+        )
 
     def _make_pool(self) -> Pool:
         return Pool(
@@ -342,6 +354,7 @@ class Dispatcher:
         await self.children.close()
         try:
             async with asyncio.timeout(2):
+                await self.exchanger.close()
                 await self.store.close()
         except TimeoutError:
             self.store.store.abort()

@@ -149,9 +149,6 @@ class LoopExecutor:
 
     async def _outcome_of(self, attempt: Attempt) -> Outcome:
         try:
-            body = attempt.body(
-                lambda text: self._report(Progress(*attempt.token, text).encode()), lambda: attempt.stop is not None
-            )
             if attempt.stop is not None:
                 raise asyncio.CancelledError("The run was told to stop before its first line.")
             body = attempt.body(lambda text: self._on_progress(attempt, text), lambda: attempt.stop is not None)
@@ -166,8 +163,12 @@ class LoopExecutor:
         return attempt.returned(value)
 
     def _on_progress(self, attempt: Attempt, text: str) -> None:
-        self._unsent += Progress(*attempt.token, text).encode()
-        self._loop.call_soon_threadsafe(self._plan_turn)  # a body may have handed its context to a thread
+        """Have a progress sent, from whatever thread a body has handed its context to."""
+        self._loop.call_soon_threadsafe(self._say, Progress(*attempt.token, text).encode())
+
+    def _say(self, frame: bytes) -> None:
+        self._unsent += frame
+        self._plan_turn()
 
     # orders and reports
 

@@ -4,6 +4,7 @@ import contextvars
 import os
 import signal
 import socket
+import threading
 from types import FrameType
 
 from ..exceptions import RunCancelled, RunInterrupted, RunTimedOut
@@ -39,6 +40,7 @@ class SyncExecutor:
         self._stream = stream
         self._unsent = b""
         self._current: Attempt | None = None
+        self._sending = threading.Lock()
         self._is_sending = False
         self._is_fork = False
 
@@ -119,7 +121,8 @@ class SyncExecutor:
         was_stopped = attempt.stop is not None
         self._is_sending = True
         try:
-            self._send(Progress(*attempt.token, text).encode())
+            with self._sending:  # a body may have handed its context to threads
+                self._stream.sendall(Progress(*attempt.token, text).encode())
         finally:
             self._is_sending = False
         if attempt.stop is not None and not was_stopped:
@@ -139,4 +142,5 @@ class SyncExecutor:
 
     def _flush(self) -> None:
         unsent, self._unsent = self._unsent, b""
-        self._stream.sendall(unsent)
+        with self._sending:
+            self._stream.sendall(unsent)

@@ -1,12 +1,13 @@
 """The dispatcher's verbs on PostgreSQL, on one session. In the dispatcher, on its store and keeper threads."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 from . import statements
-from .base import ClaimedRun, Exchange, Neighbour, NewLease, Reclaimed, Settlement, Store
-from .session import Session
+from .base import Exchange, Neighbour, NewLease, Reclaimed, Settlement, Store
+from .exchange import AsyncExchanger, exchange_params, read_exchange, statement_for
+from .session import AsyncSession, Session, Terms
 
 
 class PostgresStore(Store):
@@ -49,27 +50,15 @@ class PostgresStore(Store):
         excluded_tasks: Sequence[str] = (),
         at_most_once_tasks: Sequence[str] = (),
     ) -> Exchange:
-        cursor = self.session.execute(
-            statements.EXCHANGE,
-            {
-                "lease": lease_id,
-                "settlements": _settlements_document(settlements),
-                "queues": list(queues),
-                "limit": limit,
-                "excluded": list(excluded_tasks),
-                "at_most_once": list(at_most_once_tasks),
-            },
+        params = exchange_params(
+            lease_id,
+            settlements,
+            queues=queues,
+            limit=limit,
+            excluded_tasks=excluded_tasks,
+            at_most_once_tasks=at_most_once_tasks,
         )
-        claimed, refused = [], []
-        for row in cursor:
-            if row[1] is None:
-                refused.append(row[0])
-            else:
-                claimed.append(ClaimedRun._make(row))
-        # RETURNING promises no order. The sort is stable by place of the queue, as the statement took them.
-        place = {queue: index for index, queue in enumerate(queues)}
-        claimed.sort(key=lambda run: (place[run.queue], -run.priority, run.id))
-        return Exchange(claimed, refused)
+        return read_exchange(self.session.execute(statement_for(settlements), params), queues)
 
     def held(self, lease_id: UUID) -> Sequence[tuple[int, int]]:
         return [(row[0], row[1]) for row in self.session.execute(statements.HELD, {"lease": lease_id})]
@@ -125,29 +114,14 @@ class PostgresStore(Store):
         self.session.close()
 
 
-def _settlements_document(settlements: Sequence[Settlement]) -> str:
-    """One JSON document for all: PostgreSQL reads it 2 to 3 times faster than arrays. Payloads pass as they are.
-
-    In the order of the ids, in which everybody locks runs who may have to wait for one.
-    """
-    return f"[{','.join(_settlement_items(settlements))}]"
-
-
-def _settlement_items(settlements: Sequence[Settlement]) -> Iterator[str]:
-    for s in sorted(settlements, key=lambda s: s.run_id):
-        rest = ""
-        if s.error is not None:
-            rest = f',"error":{s.error}'
-        if s.progress is not None:
-            rest += f',"progress":{s.progress}'
-        if s.delay_seconds is not None:
-            rest += f',"delay":{s.delay_seconds!r}'
-        yield (
-            f'{{"id":{s.run_id},"epoch":{s.epoch},"status":"{s.status}","result":{s.result or "null"},'
-            f'"failed":{s.has_failed:d},"interrupted":{s.was_interrupted:d},"started":{s.was_started:d}{rest}}}'
-        )
-
-
 def open_store(alias: str, role: str, *, statement_timeout_seconds: float) -> PostgresStore:
     """Return a store on a session of its own; nothing is connected yet. ``role`` is seen in pg_stat_activity."""
-    return PostgresStore(Session(alias, role, statement_timeout_seconds=statement_timeout_seconds))
+    return PostgresStore(Session(Terms(alias, role, statement_timeout_seconds)))
+
+
+def open_exchanger(
+    alias: str, role: str, *, statement_timeout_seconds: float, deadline_seconds: float
+) -> AsyncExchanger:
+    """Return an exchanger on a session of its own; nothing is connected yet."""
+    terms = Terms(alias, role, statement_timeout_seconds)
+    return AsyncExchanger(AsyncSession(terms, deadline_seconds=deadline_seconds))

@@ -4,15 +4,22 @@ It lives beside Django's per-thread connections, so that neither a pool, nor CON
 level chosen for the web can change what the dispatcher needs: one autocommit session, READ COMMITTED.
 """
 
+import asyncio
 import contextlib
+import logging
 import os
 import socket
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import psycopg
 from django.db import connections
 from django.db.utils import DatabaseErrorWrapper
+
+Row: TypeAlias = tuple[Any, ...]
+
+logger = logging.getLogger("django_dispatch.store")
 
 # An idle or half-open TCP connection is noticed by the kernel after about 25 seconds. A unix socket ignores these.
 KEEPALIVES = {
@@ -50,35 +57,59 @@ def connection_params(alias: str, role: str) -> dict[str, Any]:
     return {**KEEPALIVES, **params, "application_name": f"django_dispatch {role}"}
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a session of the dispatcher's is opened; ``role`` is seen in pg_stat_activity."""
+
+    alias: str
+    role: str
+    statement_timeout_seconds: float
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether a transaction pooler stands between, by the sign that Django documents: sessions have no state."""
+        return bool(connections[self.alias].settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"))
+
+    def connect_arguments(self) -> dict[str, Any]:
+        """Return the arguments of psycopg's connect()."""
+        threshold = None if self.is_pooled else 0
+        return connection_params(self.alias, self.role) | {"autocommit": True, "prepare_threshold": threshold}
+
+    def opening(self) -> bytes | None:
+        """Return the statement with which a session begins, if it can have a state."""
+        settings = {}
+        if role := connections[self.alias].settings_dict.get("OPTIONS", {}).get("assume_role"):
+            settings["role"] = str(role)
+        if not self.is_pooled:
+            milliseconds = int(self.statement_timeout_seconds * 1000)
+            settings |= PLAN | {"statement_timeout": str(milliseconds), "lock_timeout": str(milliseconds // 2)}
+        calls = [f"set_config({_literal(name)}, {_literal(value)}, false)" for name, value in settings.items()]
+        return f"SELECT {', '.join(calls)}".encode() if calls else None
+
+
 class Session:
     """One autocommit connection, opened when first used and again after an error. For one thread at a time."""
 
-    def __init__(self, alias: str, role: str, *, statement_timeout_seconds: float) -> None:
-        self.alias = alias
-        self.role = role
-        self.statement_timeout_seconds = statement_timeout_seconds
-        # The sign, documented by Django, that a transaction pooler stands between: sessions have no state then.
-        self.is_pooled = bool(connections[alias].settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"))
-        self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
-        self._translate_errors = DatabaseErrorWrapper(connections[alias])
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._is_pooled = terms.is_pooled
+        self._connection: psycopg.Connection[Row] | None = None
+        self._translate_errors = DatabaseErrorWrapper(connections[terms.alias])
 
-    def execute(self, statement: str, params: Mapping[str, Any] | None = None) -> psycopg.Cursor[tuple[Any, ...]]:
+    def execute(self, statement: str, params: Mapping[str, Any] | None = None) -> psycopg.Cursor[Row]:
         """Run one statement in a transaction of its own. Raises ``django.db.Error``; the next call reconnects."""
         with self._translate_errors:
             try:
                 connection = self._connection or self._connect()
-                return connection.execute(statement, params, prepare=not self.is_pooled)
+                return connection.execute(statement, params, prepare=not self._is_pooled)
             except psycopg.OperationalError:
                 self.close()
                 raise
 
     def abort(self) -> None:
         """Break the connection under a statement that takes too long. May be called from any thread."""
-        connection = self._connection
-        if connection is None or connection.closed:
-            return
-        with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as raw:
-            raw.shutdown(socket.SHUT_RDWR)
+        if self._connection is not None:
+            _break(self._connection)
 
     def close(self) -> None:
         """Close the connection, if any."""
@@ -87,20 +118,68 @@ class Session:
             with contextlib.suppress(psycopg.Error):
                 connection.close()
 
-    def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
+    def _connect(self) -> psycopg.Connection[Row]:
         self.close()
-        connection: psycopg.Connection[tuple[Any, ...]] = psycopg.connect(
-            **connection_params(self.alias, self.role),
-            autocommit=True,
-            prepare_threshold=None if self.is_pooled else 0,
-        )
-        self._connection = connection
-        role = connections[self.alias].settings_dict.get("OPTIONS", {}).get("assume_role")
-        if role:
-            connection.execute("SELECT set_config('role', %s, false)", [role])
-        if not self.is_pooled:
-            milliseconds = int(self.statement_timeout_seconds * 1000)
-            timeouts = {"statement_timeout": str(milliseconds), "lock_timeout": str(milliseconds // 2)}
-            settings = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in (PLAN | timeouts).items())
-            connection.execute(f"SELECT {settings}".encode())
+        connection = self._connection = psycopg.connect(**self._terms.connect_arguments())
+        if opening := self._terms.opening():
+            connection.execute(opening)
         return connection
+
+
+class AsyncSession:
+    """The same on an event loop, where no thread has to be woken: the hot path. For one statement at a time.
+
+    A statement that takes longer than ``deadline_seconds`` has its connection broken.
+    """
+
+    def __init__(self, terms: Terms, *, deadline_seconds: float) -> None:
+        self._terms = terms
+        self._is_pooled = terms.is_pooled
+        self._deadline_seconds = deadline_seconds
+        self._connection: psycopg.AsyncConnection[Row] | None = None
+        self._translate_errors = DatabaseErrorWrapper(connections[terms.alias])
+
+    async def execute(self, statement: str, params: Mapping[str, Any]) -> list[Row]:
+        """Run one statement in a transaction of its own; return its rows. Raises ``django.db.Error``."""
+        alarm = asyncio.get_running_loop().call_later(self._deadline_seconds, self._abort)
+        with self._translate_errors:
+            try:
+                connection = self._connection or await self._connect()
+                cursor = await connection.execute(statement, params, prepare=not self._is_pooled)
+                return await cursor.fetchall()
+            except psycopg.OperationalError:
+                await self.close()
+                raise
+            finally:
+                alarm.cancel()
+
+    async def close(self) -> None:
+        """Close the connection, if any."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(psycopg.Error):
+                await connection.close()
+
+    def _abort(self) -> None:
+        logger.warning("A statement took longer than %g s; it is broken off.", self._deadline_seconds)
+        if self._connection is not None:
+            _break(self._connection)
+
+    async def _connect(self) -> psycopg.AsyncConnection[Row]:
+        await self.close()
+        connection = await psycopg.AsyncConnection.connect(**self._terms.connect_arguments())
+        self._connection = connection
+        if opening := self._terms.opening():
+            await connection.execute(opening)
+        return connection
+
+
+def _break(connection: psycopg.Connection[Row] | psycopg.AsyncConnection[Row]) -> None:
+    """Shut the socket down under whoever waits for it."""
+    if not connection.closed:
+        with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as raw:
+            raw.shutdown(socket.SHUT_RDWR)
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

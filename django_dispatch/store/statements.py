@@ -30,6 +30,7 @@ DELETE FROM {LEASE} WHERE id = %(id)s AND NOT EXISTS (SELECT FROM {RUN} WHERE le
 _WORD = """CASE WHEN r.cancel_requested_at IS NOT NULL AND s.status IN ('READY', 'SCHEDULED')
              THEN 'CANCELLED' ELSE s.status END"""
 
+
 # finish: the update by token. claim: lock and check our own lease, pick per queue, update. All outcomes are written
 # before the lease is locked and a run is picked (``live`` reads ``finished``): only they may have to wait for somebody,
 # a cancel in a long transaction say, and then hold neither the renewal up nor a claimed run that the cancel wants next.
@@ -39,6 +40,37 @@ _WORD = """CASE WHEN r.cancel_requested_at IS NOT NULL AND s.status IN ('READY',
 # The inner LIMIT is a constant, for the planner; the outer one stops pulling, so no more rows are locked than asked.
 # IS NOT DISTINCT FROM cannot use the lease's index: under a long transaction elsewhere that index holds a dead entry
 # for every run of this boot, and the primary key does not.
+def _claiming(after: str = "") -> str:
+    """The common table expressions of a claim; ``after`` is a condition that puts others before it."""
+    return f"""
+live AS MATERIALIZED (
+  SELECT id FROM {LEASE}
+  WHERE id = %(lease)s AND expires_at > clock_timestamp() AND %(limit)s > 0 {after} AND EXISTS (
+    SELECT FROM unnest(%(queues)s::text[]) AS q(name)
+    CROSS JOIN LATERAL (
+      SELECT FROM {RUN} WHERE status = 'READY' AND queue = q.name ORDER BY priority DESC, id LIMIT 1) AS one)
+  FOR NO KEY UPDATE
+), picked AS MATERIALIZED (
+  SELECT p.id FROM live, unnest(%(queues)s::text[]) WITH ORDINALITY AS q(name, place)
+  CROSS JOIN LATERAL (
+    SELECT id FROM {RUN}
+    WHERE status = 'READY' AND queue = q.name AND task <> ALL(%(excluded)s::text[])
+    ORDER BY priority DESC, id LIMIT 10000 FOR NO KEY UPDATE SKIP LOCKED) AS p
+  LIMIT %(limit)s
+), claimed AS (
+  UPDATE {RUN} AS r
+  SET status = 'RUNNING', lease_id = %(lease)s, epoch = r.epoch + 1, attempt = r.attempt + 1,
+      started_at = clock_timestamp(),
+      on_lost = CASE WHEN r.task = ANY(%(at_most_once)s::text[]) THEN 'fail' ELSE r.on_lost END
+  FROM picked WHERE r.id = picked.id
+  RETURNING r.id, r.epoch, r.task, r.queue, r.priority, r.attempt, r.failures, r.interruptions, r.max_attempts,
+            extract(epoch FROM r.timeout)::float8, r.on_lost, r.args::text, r.kwargs::text
+)"""
+
+
+# The claim of an idle dispatcher, which has nothing to finish: a shorter way from a wakeup to a body.
+CLAIM = f"WITH {_claiming()} SELECT * FROM claimed"
+
 EXCHANGE = f"""
 WITH settled AS MATERIALIZED (
   SELECT * FROM jsonb_to_recordset(%(settlements)s::jsonb) AS s(
@@ -60,30 +92,7 @@ WITH settled AS MATERIALIZED (
   FROM settled AS s
   WHERE r.id = s.id AND r.epoch = s.epoch AND r.lease_id IS NOT DISTINCT FROM %(lease)s AND r.status = 'RUNNING'
   RETURNING r.id
-), live AS MATERIALIZED (
-  SELECT id FROM {LEASE}
-  WHERE id = %(lease)s AND expires_at > clock_timestamp() AND %(limit)s > 0
-    AND (SELECT count(*) FROM finished) >= 0 AND EXISTS (
-    SELECT FROM unnest(%(queues)s::text[]) AS q(name)
-    CROSS JOIN LATERAL (
-      SELECT FROM {RUN} WHERE status = 'READY' AND queue = q.name ORDER BY priority DESC, id LIMIT 1) AS one)
-  FOR NO KEY UPDATE
-), picked AS MATERIALIZED (
-  SELECT p.id FROM live, unnest(%(queues)s::text[]) WITH ORDINALITY AS q(name, place)
-  CROSS JOIN LATERAL (
-    SELECT id FROM {RUN}
-    WHERE status = 'READY' AND queue = q.name AND task <> ALL(%(excluded)s::text[])
-    ORDER BY priority DESC, id LIMIT 10000 FOR NO KEY UPDATE SKIP LOCKED) AS p
-  LIMIT %(limit)s
-), claimed AS (
-  UPDATE {RUN} AS r
-  SET status = 'RUNNING', lease_id = %(lease)s, epoch = r.epoch + 1, attempt = r.attempt + 1,
-      started_at = clock_timestamp(),
-      on_lost = CASE WHEN r.task = ANY(%(at_most_once)s::text[]) THEN 'fail' ELSE r.on_lost END
-  FROM picked WHERE r.id = picked.id
-  RETURNING r.id, r.epoch, r.task, r.queue, r.priority, r.attempt, r.failures, r.interruptions, r.max_attempts,
-            extract(epoch FROM r.timeout)::float8, r.on_lost, r.args::text, r.kwargs::text
-)
+), {_claiming(after="AND (SELECT count(*) FROM finished) >= 0")}
 SELECT * FROM claimed
 UNION ALL
 SELECT id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM settled

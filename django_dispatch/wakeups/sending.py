@@ -1,7 +1,8 @@
 """Send wakeups over PostgreSQL, after the commit, from whichever process enqueued or cancelled.
 
-A NOTIFY inside the caller's transaction would hold an instance-wide lock over its WAL flush. So it goes out after the
-commit, in a statement of its own, and thinned: what the bucket swallows is found when dispatchers look again.
+A NOTIFY inside a transaction holds an instance-wide lock over its WAL flush. So one goes out after the caller's
+commit, in a statement of its own, and thinned: what the bucket swallows is found when dispatchers look again. Only an
+enqueue that is a transaction by itself takes its wakeup along, one at a time: see ENQUEUE_AND_WAKE.
 """
 
 import logging
@@ -59,15 +60,26 @@ def wake_after_commit(using: str, wakeup: Wakeup) -> None:
         return  # Whoever manages transactions by hand commits without telling us: the poll finds the runs.
 
     def send() -> None:
-        if wakeup.kind == "ready" and not _has_token(wakeup.value):
-            return
-        try:
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, wakeup.encode()])
-        except Exception:
-            logger.warning("Wakeup %s could not be sent; it is found by polling", wakeup.encode(), exc_info=True)
+        if wakeup.kind != "ready" or _has_token(wakeup.value):
+            wake_now(using, wakeup)
 
     transaction.on_commit(send, using=using, robust=True)
+
+
+def may_ride(using: str, wakeup: Wakeup) -> bool:
+    """Return whether the statement that enqueues may send the wakeup: it is alone, and a token was there, now taken."""
+    connection = connections[using]
+    is_alone = not connection.in_atomic_block and connection.get_autocommit()
+    return bool(conf.current().wakeups) and is_alone and _has_token(wakeup.value)
+
+
+def wake_now(using: str, wakeup: Wakeup) -> None:
+    """Send the wakeup in a statement of its own. One that cannot be sent is logged, and found by polling."""
+    try:
+        with connections[using].cursor() as cursor:
+            cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, wakeup.encode()])
+    except Exception:
+        logger.warning("Wakeup %s could not be sent; it is found by polling", wakeup.encode(), exc_info=True)
 
 
 def _has_token(queue: str) -> bool:

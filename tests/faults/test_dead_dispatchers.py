@@ -165,7 +165,7 @@ def test_a_run_that_kills_its_dispatcher_is_lost_for_good_after_its_third_start(
     assert kit.ledger.starts(run) == 3
 
 
-@pytest.mark.parametrize("role", ["executor", "store", "keeper"])
+@pytest.mark.parametrize("role", ["executor", "claims", "store", "keeper"])
 def test_a_terminated_session_costs_no_run(kit: Kit, role: str) -> None:
     """The LeaseKeeper and the store have connections of their own, opened again when they are lost; so have bodies."""
     a = kit.dispatchers(database={"CONN_MAX_AGE": 600})

@@ -7,7 +7,7 @@ import psycopg
 
 
 class Cut:
-    """``cut("store")`` ends the sessions of a role: store, keeper, listener or executor."""
+    """``cut("store")`` ends the sessions of a role: claims, store, keeper, listener or executor."""
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self._connection = connection

@@ -1,0 +1,107 @@
+"""Finish and claim, the hot path: one statement made and read here, whoever waits for it, a thread or an event loop."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+from uuid import UUID
+
+from .base import ClaimedRun, Exchange, Settlement
+from .session import AsyncSession, Row
+from .statements import CLAIM, EXCHANGE
+
+
+class AsyncExchanger:
+    """``Store.exchange`` on an event loop, on a session of its own: no other verb can hold it up."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self._session = session
+
+    async def exchange(
+        self,
+        lease_id: UUID,
+        settlements: Sequence[Settlement],
+        *,
+        queues: Sequence[str],
+        limit: int,
+        excluded_tasks: Sequence[str] = (),
+        at_most_once_tasks: Sequence[str] = (),
+    ) -> Exchange:
+        """See Store.exchange()."""
+        params = exchange_params(
+            lease_id,
+            settlements,
+            queues=queues,
+            limit=limit,
+            excluded_tasks=excluded_tasks,
+            at_most_once_tasks=at_most_once_tasks,
+        )
+        return read_exchange(await self._session.execute(statement_for(settlements), params), queues)
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._session.close()
+
+
+def statement_for(settlements: Sequence[Settlement]) -> str:
+    """Return the statement that finishes and claims, or that only claims when there is nothing to finish."""
+    return EXCHANGE if settlements else CLAIM
+
+
+def exchange_params(
+    lease_id: UUID,
+    settlements: Sequence[Settlement],
+    *,
+    queues: Sequence[str],
+    limit: int,
+    excluded_tasks: Sequence[str],
+    at_most_once_tasks: Sequence[str],
+) -> dict[str, Any]:
+    """Return the parameters of either statement."""
+    return {
+        "lease": lease_id,
+        "settlements": _document(settlements),
+        "queues": list(queues),
+        "limit": limit,
+        "excluded": list(excluded_tasks),
+        "at_most_once": list(at_most_once_tasks),
+    }
+
+
+def read_exchange(rows: Iterable[Row], queues: Sequence[str]) -> Exchange:
+    """Return what the rows of either statement say."""
+    claimed, refused = [], []
+    for row in rows:
+        if row[1] is None:
+            refused.append(row[0])
+        else:
+            claimed.append(ClaimedRun._make(row))
+    # RETURNING promises no order. The statement took the queues in their order, each by priority, then id.
+    place = {queue: index for index, queue in enumerate(queues)}
+    claimed.sort(key=lambda run: (place[run.queue], -run.priority, run.id))
+    return Exchange(claimed, refused)
+
+
+def _document(settlements: Sequence[Settlement]) -> str:
+    """One JSON document for all: PostgreSQL reads it 2 to 3 times faster than arrays. Payloads pass as they are.
+
+    In the order of the ids, in which everybody locks runs who may have to wait for one.
+    """
+    return f"[{','.join(_items(settlements))}]"
+
+
+def _items(settlements: Sequence[Settlement]) -> Iterator[str]:
+    for s in sorted(settlements, key=_run_id):
+        rest = ""
+        if s.error is not None:
+            rest = f',"error":{s.error}'
+        if s.progress is not None:
+            rest += f',"progress":{s.progress}'
+        if s.delay_seconds is not None:
+            rest += f',"delay":{s.delay_seconds!r}'
+        yield (
+            f'{{"id":{s.run_id},"epoch":{s.epoch},"status":"{s.status}","result":{s.result or "null"},'
+            f'"failed":{s.has_failed:d},"interrupted":{s.was_interrupted:d},"started":{s.was_started:d}{rest}}}'
+        )
+
+
+def _run_id(settlement: Settlement) -> int:
+    return settlement.run_id
