@@ -11,7 +11,7 @@ from django_dispatch.models import Lease, Run
 from tests.kit import tasks
 from tests.kit.fixtures import Kit
 from tests.kit.relay import Relay
-from tests.kit.runs import fresh, wait_for_status, wait_until_final
+from tests.kit.runs import fresh, wait_until_final
 from tests.kit.waiting import wait_for
 
 COUNT_WRITES = """
@@ -108,7 +108,7 @@ def test_housekeeping_goes_on_under_full_load(kit: Kit) -> None:
     old = Run.objects.create(task="tests.kit.tasks.note", status="SUCCESSFUL", finished_at="2000-01-01T00:00Z")
     a = kit.dispatchers(processes=2, lease_ttl=2)
     tasks.takes.delay_many([(0.01,)] * 3000)
-    wait_for(lambda: kit.ledger.rows(), what="load")
+    wait_for(kit.ledger.rows, what="load")
     lease = Lease.objects.get()
     due = tasks.note.apply_async(countdown=0.3, priority=100)
     orphan = Run.objects.create(

@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from django.db import connection
 from pytest_django.plugin import DjangoDbBlocker
 
 from .cut import Cut
@@ -18,9 +19,10 @@ from .ledger import Ledger
 from .relay import Relay
 
 CLEAN = "TRUNCATE django_dispatch_run, django_dispatch_lease, kit_ledger"
+# A body that was killed may have a session left, whatever it called itself.
 LEFT = (
     "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
-    " WHERE datname = current_database() AND application_name ~ '^(django_dispatch|kit) '"
+    " WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> ALL(%s)"
 )
 
 _open_kits: list["Kit"] = []
@@ -54,8 +56,12 @@ def open_kit(folder: Path, url: str, blocker: DjangoDbBlocker) -> Iterator[Kit]:
             try:
                 kit.dispatchers.close()
             finally:
-                sql.execute(LEFT)
+                sql.execute(LEFT, [[sql.info.backend_pid, *_django_sessions()]])
                 sql.execute(CLEAN)
+
+
+def _django_sessions() -> list[int]:
+    return [] if connection.connection is None else [connection.connection.info.backend_pid]
 
 
 @pytest.fixture
