@@ -146,9 +146,11 @@ class Run(models.Model):
                 name="dispatch_run_running_has_lease",
                 condition=Q(status="RUNNING", lease__isnull=False) | (~Q(status="RUNNING") & Q(lease__isnull=True)),
             ),
+            # Else a plain INSERT with run_after alone would be READY: run at once.
             models.CheckConstraint(
                 name="dispatch_run_scheduled_has_run_after",
-                condition=~Q(status="SCHEDULED") | Q(run_after__isnull=False),
+                condition=Q(status="SCHEDULED", run_after__isnull=False)
+                | (~Q(status="SCHEDULED") & Q(run_after__isnull=True)),
             ),
         ]
 

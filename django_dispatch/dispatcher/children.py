@@ -115,7 +115,7 @@ class Children:
             logger.error("The task module %s cannot be imported: %s", module, error.strip().rsplit("\n", 1)[-1])
         self._is_ready = True
         self._backoff.reset()
-        logger.info("Ready: %s tasks are known.", len(tasks))
+        logger.info("Ready: %s known.", "1 task" if len(tasks) == 1 else f"{len(tasks)} tasks")
         self.fill()
 
     def _on_gone(self, status: int) -> None:

@@ -168,6 +168,7 @@ class Claims:
             raise
         finally:
             self.is_under_way = False
+            self._pool.read_unread()
         self._note_written(batch, exchange)
         if self.lease_id == lease_id:
             self._take(exchange, limit, lease_id)

@@ -18,6 +18,9 @@ from .death import Death, outcome_of
 from .durations import Durations
 from .executor import Executor, Flight, Token
 
+# An executor with so many runs before it needs no answer for each: it is read again when that can be written.
+BUSY = 8
+
 logger = logging.getLogger("django_dispatch.dispatcher")
 
 
@@ -41,6 +44,7 @@ class Pool:
     """Executors by lane (sync, async), and the flights in them.
 
     ``on_outcome`` gets every flight that ended with its outcome, once. ``on_room`` is called when a run could start.
+    ``is_writing`` says whether outcomes would have to wait anyway.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class Pool:
         on_outcome: Callable[[Flight, Outcome], None],
         on_progress: Callable[[Flight, str], None],
         on_room: Callable[[], None],
+        is_writing: Callable[[], bool],
     ) -> None:
         self._board = board
         self._node = node
@@ -65,6 +70,8 @@ class Pool:
         self._on_outcome = on_outcome
         self._on_progress = on_progress
         self._on_room = on_room
+        self._is_writing = is_writing
+        self._unread: list[Executor] = []
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count(1)
         self._zygote: Zygote | None = None
@@ -218,6 +225,17 @@ class Pool:
         if had_outcome:
             self.assign_waiting()
             self._on_room()
+        if executor.unstarted >= BUSY and self._is_writing() and executor.id in self.executors:
+            self._loop.remove_reader(executor.stream)
+            self._unread.append(executor)
+
+    def read_unread(self) -> None:
+        """Read what was left unread while a statement was under way: it can be written now."""
+        unread, self._unread = self._unread, []
+        for executor in unread:
+            if executor.id in self.executors:
+                self._loop.add_reader(executor.stream, self._read, executor)
+                self._read(executor)
 
     # executors
 

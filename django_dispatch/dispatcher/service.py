@@ -97,9 +97,10 @@ class Dispatcher:
     # the parts
 
     def _open_store_thread(self) -> StoreThread:
-        seconds = self.settings.lease_ttl_seconds
-        store = open_store(self.settings.database, "store", statement_timeout_seconds=seconds)
-        return StoreThread(store, deadline_seconds=seconds * 1.5)
+        # The server gives up on a statement first; the deadline is for a server, or a network, that says nothing.
+        ttl_seconds = self.settings.lease_ttl_seconds
+        store = open_store(self.settings.database, "store", statement_timeout_seconds=ttl_seconds / 2)
+        return StoreThread(store, deadline_seconds=ttl_seconds * 2 / 3)
 
     def _make_pool(self) -> Pool:
         return Pool(
@@ -112,6 +113,7 @@ class Dispatcher:
             on_outcome=self._on_outcome,
             on_progress=self._on_progress,
             on_room=self._on_room,
+            is_writing=lambda: self.claims.is_under_way,
         )
 
     def _make_keeper(self) -> LeaseKeeper:

@@ -38,6 +38,7 @@ class Watch:
 
     def tick(self, now: float) -> None:
         """Do what is due at ``now``, by the loop's clock."""
+        self._pool.read_unread()
         for executor in list(self._pool.executors.values()):
             if not executor.is_ready:
                 self._look_at_start(executor, now)

@@ -13,8 +13,18 @@ from psycopg.pq import TransactionStatus
 logger = logging.getLogger("django_dispatch.executor")
 
 
+# Aliases that this executor has ever opened. Bodies that need no database pay nothing for those that do.
+_in_use: set[str] = set()
+
+
+def are_in_use() -> bool:
+    """Return whether any body here has used the database."""
+    return bool(_in_use)
+
+
 def close_all() -> None:
     """Close every connection and pool of this process: before a fork, none may be open."""
+    _in_use.clear()
     for connection in connections.all(initialized_only=True):
         connection.close()
         close_pool = getattr(connection, "close_pool", None)
@@ -27,6 +37,7 @@ def watch_for_our_death(check_interval_seconds: float) -> None:
     milliseconds = max(1, int(check_interval_seconds * 1000))
 
     def set_up(connection: BaseDatabaseWrapper, **_: Any) -> None:
+        _in_use.add(connection.alias)
         if connection.vendor != "postgresql":
             return
         try:
@@ -42,6 +53,8 @@ def watch_for_our_death(check_interval_seconds: float) -> None:
 
 def drop_broken() -> None:
     """Before a body: drop connections that died while we waited, whatever CONN_MAX_AGE says."""
+    if not _in_use:
+        return
     for connection in connections.all(initialized_only=True):
         if connection.connection is not None and _is_broken(connection):
             connection.close()
@@ -49,6 +62,8 @@ def drop_broken() -> None:
 
 def tidy() -> None:
     """After a body: roll back what it left open, close what is too old, forget its query log."""
+    if not _in_use:
+        return
     reset_queries()
     for connection in connections.all(initialized_only=True):
         if connection.connection is None:

@@ -6,6 +6,7 @@ import sys
 import time
 from dataclasses import dataclass
 
+LOOK_SECONDS = 0.02  # age and size are not looked at after every tiny run
 _UNITS_PER_KB = 1024 if sys.platform == "darwin" else 1  # ru_maxrss is in bytes there
 
 
@@ -28,6 +29,7 @@ class Lifetime:
         self._ends_at = time.monotonic() + limits.max_age_seconds * spread if limits.max_age_seconds else float("inf")
         self._max_memory_kb = limits.max_memory_mb * 1024 if limits.max_memory_mb else None
         self._runs = 0
+        self._next_look_at = 0.0
 
     def count_run(self) -> None:
         self._runs += 1
@@ -38,7 +40,11 @@ class Lifetime:
             return False  # whoever is born too large would never run anything
         if self._max_runs is not None and self._runs >= self._max_runs:
             return True
-        if time.monotonic() >= self._ends_at:
+        now = time.monotonic()
+        if now < self._next_look_at:
+            return False
+        self._next_look_at = now + LOOK_SECONDS
+        if now >= self._ends_at:
             return True
         if self._max_memory_kb is None:
             return False

@@ -7,7 +7,6 @@ import socket
 from typing import cast
 
 from asgiref.sync import sync_to_async
-from django.db.backends.signals import connection_created
 
 from ..messages import (
     Outcome,
@@ -57,11 +56,9 @@ class LoopExecutor:
         self._is_sending = False
         self._is_retiring = False
         self._unsent = bytearray()
-        self._uses_database = False
 
     def serve(self) -> None:
         """Run assignments until the dispatcher closes the socket or this executor's lifetime is over."""
-        connection_created.connect(self._note_database_use)
         # Not asyncio.run(): on its way out it would wait for threads and tasks that bodies left behind.
         asyncio.new_event_loop().run_until_complete(self._serve())
 
@@ -139,12 +136,12 @@ class LoopExecutor:
         return attempts
 
     async def _run(self, attempt: Attempt) -> None:
-        if self._uses_database:
+        if connections.are_in_use():
             await sync_to_async(connections.drop_broken)()
         outcome = await self._outcome_of(attempt)
         if os.getpid() != self._pid:
             os._exit(0)  # a body that forked and returned in the child must not report a second time
-        if self._uses_database and len(self._active) == 1:  # nobody else is in the middle of a query
+        if connections.are_in_use() and len(self._active) == 1:  # nobody else is in the middle of a query
             await sync_to_async(connections.tidy)()
         self._unsent += outcome.encode()
         del self._active[attempt.token]
@@ -204,6 +201,3 @@ class LoopExecutor:
         elif self._is_sending and not self._unsent:
             self._loop.remove_writer(self._stream)
         self._is_sending = bool(self._unsent)
-
-    def _note_database_use(self, **_: object) -> None:
-        self._uses_database = True

@@ -14,6 +14,7 @@ from .fence import Board
 from .inbox import Inbox
 from .limits import Lifetime
 
+TRUSTED_SECONDS = 0.001
 EXCEPTION_OF_STOP = {Stop.CANCEL: RunCancelled, Stop.TIMEOUT: RunTimedOut, Stop.SHUTDOWN: RunInterrupted}
 
 
@@ -36,13 +37,15 @@ class SyncExecutor:
         self._lifetime = lifetime
         self._inbox = Inbox(tickets, stream)
         self._stream = stream
-        self._pid = os.getpid()
         self._unsent = b""
         self._current: Attempt | None = None
+        self._is_sending = False
+        self._is_fork = False
 
     def serve(self) -> None:
         """Run assignments until the dispatcher is gone or this executor's lifetime is over."""
         signal.signal(signal.SIGUSR1, self._on_stop)
+        os.register_at_fork(after_in_child=self._note_fork)
         self._send(Ready().encode())
         while not self._lifetime.is_over():
             assignment = self._next_assignment()
@@ -90,13 +93,15 @@ class SyncExecutor:
             connections.tidy()
         else:
             connections.discard_all()
-        if signal.getsignal(signal.SIGUSR1) != self._on_stop:
+        # A body may have put its own handler there. One that was so quick is trusted: asking costs more than it did;
+        # and whoever cannot be stopped by the signal is killed.
+        if outcome.duration_seconds > TRUSTED_SECONDS and signal.getsignal(signal.SIGUSR1) != self._on_stop:
             signal.signal(signal.SIGUSR1, self._on_stop)
         return outcome
 
     def _call(self, attempt: Attempt) -> object:
         return attempt.body(
-            lambda text: self._send(Progress(*attempt.token, text).encode()),
+            lambda text: self._report_progress(attempt, text),
             lambda: self._board.stop_ordered(self._slot, attempt.token) is not None,
         )()
 
@@ -106,12 +111,26 @@ class SyncExecutor:
         if attempt is None or attempt.stop is not None:
             return
         attempt.stop = self._board.stop_ordered(self._slot, attempt.token)
-        if attempt.stop is not None:
+        if attempt.stop is not None and not self._is_sending:
             raise EXCEPTION_OF_STOP[attempt.stop]("The run was told to stop.")
+
+    def _report_progress(self, attempt: Attempt, text: str) -> None:
+        """Send a progress; a stop that comes meanwhile waits, for half a frame would spoil the stream."""
+        was_stopped = attempt.stop is not None
+        self._is_sending = True
+        try:
+            self._send(Progress(*attempt.token, text).encode())
+        finally:
+            self._is_sending = False
+        if attempt.stop is not None and not was_stopped:
+            raise EXCEPTION_OF_STOP[attempt.stop]("The run was told to stop.")
+
+    def _note_fork(self) -> None:
+        self._is_fork = True
 
     def _leave_if_forked(self) -> None:
         """A body that forked and returned in the child must not report a second time."""
-        if os.getpid() != self._pid:
+        if self._is_fork:
             os._exit(0)
 
     def _send(self, frame: bytes) -> None:

@@ -186,8 +186,8 @@ class Migration(migrations.Migration):
                     ),
                     models.CheckConstraint(
                         condition=models.Q(
-                            models.Q(("status", "SCHEDULED"), _negated=True),
-                            ("run_after__isnull", False),
+                            models.Q(("run_after__isnull", False), ("status", "SCHEDULED")),
+                            models.Q(models.Q(("status", "SCHEDULED"), _negated=True), ("run_after__isnull", True)),
                             _connector="OR",
                         ),
                         name="dispatch_run_scheduled_has_run_after",

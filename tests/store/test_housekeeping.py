@@ -1,6 +1,5 @@
 """Promote, prune, the list of queues with work, and the sending of wakeups."""
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -9,6 +8,7 @@ from django.db.models.functions import Now
 
 from django_dispatch.models import Run, Status
 from django_dispatch.store.base import Store
+from tests.wakeups import Ear
 
 from .tables import FAR_OFF, LONG_AGO, add_run, add_runs, columns_of, statuses, stored
 
@@ -44,10 +44,10 @@ class TestPromote:
         assert store.promote(limit=100) == ([], None)
 
     def test_the_limit_takes_the_longest_due(self, store: Store) -> None:
-        ages = (2, 3, 1)
+        ages = (1, 3, 2)
         runs = [add_run(status=Status.SCHEDULED, run_after=LONG_AGO - timedelta(days=age)) for age in ages]
         store.promote(limit=2)
-        assert statuses(runs) == [Status.READY, Status.READY, Status.SCHEDULED]
+        assert statuses(runs) == [Status.SCHEDULED, Status.READY, Status.READY]
 
     @pytest.mark.parametrize("status", [Status.READY, Status.BLOCKED, Status.SUCCESSFUL, Status.CANCELLED])
     def test_only_scheduled_runs_are_promoted(self, store: Store, status: Status) -> None:
@@ -67,9 +67,9 @@ class TestPrune:
         assert old not in (young, failed)
 
     def test_the_limit_takes_the_oldest(self, store: Store) -> None:
-        runs = [finished_ago(seconds) for seconds in (200, 300, 100)]
+        runs = [finished_ago(seconds) for seconds in (100, 300, 200)]
         assert store.prune(status="SUCCESSFUL", age_seconds=60.0, limit=2) == 2
-        assert Run.objects.get().pk == runs[2]
+        assert Run.objects.get().pk == runs[0]
         assert store.prune(status="SUCCESSFUL", age_seconds=60.0, limit=2) == 1
 
     @pytest.mark.parametrize("status", [Status.SCHEDULED, Status.READY, Status.BLOCKED])
@@ -93,8 +93,7 @@ class TestReadyQueues:
         assert store.ready_queues() == []
 
 
-def test_notify_sends_each_payload(store: Store, listen: Callable[[], Callable[[], list[str]]]) -> None:
-    heard = listen()
+def test_notify_sends_each_payload(store: Store, ear: Ear) -> None:
     store.notify(["ready:a", "ready:b"])
     store.notify([])
-    assert sorted(heard()) == ["ready:a", "ready:b"]
+    assert sorted(ear.heard()) == ["ready:a", "ready:b"]

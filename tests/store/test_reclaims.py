@@ -145,9 +145,9 @@ def test_an_expired_lease_without_runs_goes_too(store: Store) -> None:
 def test_a_mass_death_is_reclaimed_oldest_first_in_a_few_sweeps(store: Store) -> None:
     lost = [lose(store) for _ in range(25)]
     for age, (lease_id, _) in enumerate(lost):
-        Lease.objects.filter(pk=lease_id).update(expires_at=LONG_AGO + timedelta(days=age))
+        Lease.objects.filter(pk=lease_id).update(expires_at=LONG_AGO - timedelta(days=age))
     first = {run.run_id for run in reclaim(store)}
     assert 0 < len(first) < 25
-    assert first == {run_id for _, run_id in lost[: len(first)]}
+    assert first == {run_id for _, run_id in lost[-len(first) :]}
     reclaim(store)
     assert not Run.objects.filter(status=Status.RUNNING).exists()

@@ -1,0 +1,71 @@
+"""A claim takes no more than it was asked for and no run twice, whatever plan the planner chooses for it."""
+
+import itertools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from django.db import connection
+
+from django_dispatch.models import Run, Status
+from django_dispatch.store.base import Store
+from django_dispatch.store.postgres import PostgresStore
+from django_dispatch.store.session import PLAN
+
+from .tables import acquire, claim
+
+CLAIMERS = 8
+LIMIT = 3
+# How many runs there are, how many of them the statistics know of, and how often each claimer claims. In a table of one
+# page that is believed to be one row, a sub-select with LIMIT under IN is run for every row.
+TABLES = [(10_000, None, 12), (10_000, 10_000, 12), (60, 1, 2)]
+WAYS = ["hashjoin", "mergejoin", "material", "nestloop", "indexscan"]
+# The session's own settings, the server's, and the server's without some ways to join and look.
+DISABLED: list[tuple[str, ...] | None] = [None, (), *((way,) for way in WAYS), tuple(WAYS)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan_cache_mode", ["force_generic_plan", "force_custom_plan"])
+@pytest.mark.parametrize("disabled", DISABLED, ids=str)
+@pytest.mark.parametrize(("runs", "analyzed_at", "claims_each"), TABLES)
+def test_each_claim_is_within_its_limit_and_each_run_claimed_once(
+    new_store: Callable[[], Store],
+    *,
+    runs: int,
+    analyzed_at: int | None,
+    claims_each: int,
+    disabled: tuple[str, ...] | None,
+    plan_cache_mode: str,
+) -> None:
+    with connection.cursor() as cursor:
+        for first, last in ((1, 1), (2, runs)):
+            cursor.execute(
+                "INSERT INTO django_dispatch_run (task, source, queue, priority)"
+                " SELECT 'shop.add', 'app', 'q' || n %% 2, n %% 5 FROM generate_series(%s::bigint, %s) AS n",
+                [first, last],
+            )
+            if analyzed_at == last:
+                cursor.execute("ANALYZE django_dispatch_run, django_dispatch_lease")
+
+    def take() -> list[list[int]]:
+        store = new_store()
+        assert isinstance(store, PostgresStore)
+        if disabled is not None:
+            for name in PLAN:
+                store.session.execute(f"SET {name} TO DEFAULT")
+            for way in disabled:
+                store.session.execute(f"SET enable_{way} TO off")
+        store.session.execute(f"SET plan_cache_mode TO {plan_cache_mode}")
+        lease_id = acquire(store)
+        return [
+            [run.id for run in claim(store, lease_id, limit=LIMIT, queues=["q0", "q1"])] for _ in range(claims_each)
+        ]
+
+    with ThreadPoolExecutor(CLAIMERS) as threads:
+        claims = [ids for claimer in [threads.submit(take) for _ in range(CLAIMERS)] for ids in claimer.result(60)]
+    assert [len(ids) for ids in claims] == [LIMIT] * CLAIMERS * claims_each
+    taken = list(itertools.chain.from_iterable(claims))
+    assert len(set(taken)) == len(taken)
+    running = Run.objects.filter(status=Status.RUNNING)
+    assert set(running.values_list("pk", flat=True)) == set(taken)
+    assert set(running.values_list("epoch", "attempt")) == {(1, 1)}

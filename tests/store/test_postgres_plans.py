@@ -1,0 +1,244 @@
+"""Each statement reads by its index, and few rows, at a large backlog and history; whatever the statistics say.
+
+auto_explain shows the plans by which the verbs really ran: under the session's own planner settings, and under the
+server's defaults, which hold when a transaction pooler gives sessions no state.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from django.core.management import call_command
+from django.db import connections
+
+from django_dispatch.models import Run
+from django_dispatch.store import postgres_enqueue
+from django_dispatch.store.base import NewRun, Settlement
+from django_dispatch.store.postgres import PostgresStore
+from django_dispatch.store.session import PLAN, Session, connection_params
+from tests.databases import own_database
+
+pytestmark = pytest.mark.slow
+
+ALIAS = "plans"
+READY = SCHEDULED = 200_000
+FINISHED = 500_000
+HELD = 50
+LIVE, EXPIRED = UUID(int=1), UUID(int=2)
+FEW = 2_000
+"""No statement has a reason to read more rows of the run table than this; the limits below are of 100."""
+
+BACKLOG = f"""
+INSERT INTO django_dispatch_run (task, source, queue, priority, args)
+SELECT 'shop.add', 'app', CASE WHEN n % 4 < 3 THEN 'bulk' WHEN n % 8 = 3 THEN 'mail' ELSE 'q' || n % 50 END,
+       (n * 7919 % 11) - 5, jsonb_build_array(n) FROM generate_series(1::bigint, {READY}) AS n;
+INSERT INTO django_dispatch_run (task, source, status, queue, run_after)
+SELECT 'shop.add', 'app', 'SCHEDULED', 'bulk', clock_timestamp() + (n * 7919 % 100000 - 100) * interval '1 second'
+FROM generate_series(1::bigint, {SCHEDULED}) AS n;
+INSERT INTO django_dispatch_run (task, source, status, lease_id, epoch, attempt, started_at, cancel_requested_at)
+SELECT 'shop.add', 'app', 'RUNNING', lease, 1, 1, now(), CASE WHEN n = 1 THEN now() END
+FROM unnest(ARRAY['{LIVE}', '{EXPIRED}', '{UUID(int=3)}']::uuid[]) AS lease, generate_series(1, {HELD}) AS n;
+INSERT INTO django_dispatch_lease (id, host, expires_at)
+VALUES ('{LIVE}', 'here', 'infinity'), ('{EXPIRED}', 'here', '-infinity');
+"""
+HISTORY = f"""
+INSERT INTO django_dispatch_run (task, source, status, queue, finished_at, result)
+SELECT 'shop.add', 'app', (ARRAY['SUCCESSFUL', 'SUCCESSFUL', 'SUCCESSFUL', 'FAILED', 'CANCELLED'])[1 + n % 5], 'bulk',
+       now() - (n * 7919 % {FINISHED}) * interval '1 second', jsonb_build_array(n)
+FROM generate_series(1::bigint, {FINISHED}) AS n;
+"""
+
+
+@dataclass
+class Plans:
+    """The plans that the server told, since they were last taken."""
+
+    told: list[dict[str, Any]] = field(default_factory=list)
+
+    def hear(self, diagnostic: psycopg.errors.Diagnostic) -> None:
+        message = diagnostic.message_primary or ""
+        if "plan:" in message:
+            self.told.append(json.loads(message.split("plan:", 1)[1])["Plan"])
+
+    def listen(self, connection: psycopg.Connection[Any]) -> None:
+        connection.execute("LOAD 'auto_explain'")
+        for name, value in {
+            "log_min_duration": "0",
+            "log_analyze": "on",
+            "log_timing": "off",
+            "log_format": "json",
+            "log_level": "notice",
+        }.items():
+            connection.execute(f"SET auto_explain.{name} = {value}")  # type: ignore[call-overload]
+        connection.add_notice_handler(self.hear)
+
+
+class ExplainedSession(Session):
+    """The dispatcher's session, with settings of the test's after its own, and ears for the plans."""
+
+    def __init__(self, plans: Plans, changes: dict[str, str | None]) -> None:
+        super().__init__(ALIAS, "test", statement_timeout_seconds=60.0)
+        self.plans = plans
+        self.changes = changes
+
+    def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
+        connection = super()._connect()
+        for name, value in self.changes.items():
+            connection.execute(f"SET {name} TO {value or 'DEFAULT'}".encode())
+        self.plans.listen(connection)
+        return connection
+
+
+@pytest.fixture(scope="module")
+def large_database(django_db_modify_db_settings: None, django_db_blocker: Any) -> Iterator[psycopg.Connection[Any]]:
+    """A database of its own with all those rows, whose statistics are from before the backlog came."""
+    with django_db_blocker.unblock(), own_database(ALIAS):
+        call_command("migrate", "django_dispatch", database=ALIAS, verbosity=0)
+        with psycopg.connect(**connection_params(ALIAS, "test"), autocommit=True) as connection:
+            if connection.execute("SHOW is_superuser").fetchone() != ("on",):
+                pytest.skip("auto_explain may be loaded by a superuser only")
+            connection.execute("ALTER TABLE django_dispatch_run SET (autovacuum_enabled = off)")
+            connection.execute("ALTER TABLE django_dispatch_run DISABLE TRIGGER USER")
+            for statements in (HISTORY, "ANALYZE", BACKLOG):
+                for statement in filter(str.strip, statements.split(";")):
+                    connection.execute(statement.encode())
+            connection.execute("ALTER TABLE django_dispatch_run ENABLE TRIGGER USER")
+            yield connection
+
+
+# In this order, for statistics cannot be made to forget.
+@pytest.fixture(scope="module", params=["stale statistics", "fresh statistics"])
+def statistics(request: pytest.FixtureRequest, large_database: psycopg.Connection[Any]) -> None:
+    if request.param == "fresh statistics":
+        large_database.execute("ANALYZE")
+
+
+SETTINGS: dict[str, dict[str, str | None]] = {
+    "the session's settings": {},
+    "default settings, generic plans": dict.fromkeys(PLAN) | {"plan_cache_mode": "force_generic_plan"},
+    "default settings, custom plans": dict.fromkeys(PLAN) | {"plan_cache_mode": "force_custom_plan"},
+}
+
+
+def held_by(lease_id: UUID) -> list[int]:
+    return list(Run.objects.using(ALIAS).filter(lease_id=lease_id).order_by("pk").values_list("pk", flat=True))
+
+
+def outcomes() -> list[Settlement]:
+    return [Settlement(run_id, 1, "SUCCESSFUL", result="1") for run_id in held_by(LIVE)]
+
+
+def claim(store: PostgresStore, **options: Any) -> int:
+    return len(store.exchange(LIVE, [], queues=["mail", "q1", "bulk"], limit=100, **options).claimed)
+
+
+# name: the indexes that it may read runs by, the call, and what it must return to have done its work
+CLAIM, LEASE, KEY = "dispatch_run_claim", "dispatch_run_lease", "django_dispatch_run_pkey"
+VERBS: dict[str, tuple[set[str], Callable[[PostgresStore], object], object]] = {
+    "claim": ({CLAIM, KEY}, claim, 100),
+    "claim without some tasks": ({CLAIM, KEY}, lambda store: claim(store, excluded_tasks=["shop.slow"]), 100),
+    "finish": ({KEY}, lambda store: store.exchange(LIVE, outcomes(), queues=[], limit=0).refused, []),
+    "finish and claim": (
+        {CLAIM, KEY},
+        lambda store: len(store.exchange(LIVE, outcomes(), queues=["bulk"], limit=100).claimed),
+        100,
+    ),
+    "held": ({LEASE}, lambda store: len(store.held(LIVE)), HELD),
+    "cancellations": ({LEASE}, lambda store: len(store.cancellations(LIVE)), 1),
+    "progress": (
+        {KEY},
+        lambda store: store.report_progress(LIVE, {(run_id, 1): "1" for run_id in held_by(LIVE)}),
+        None,
+    ),
+    "surrender": ({LEASE}, lambda store: store.surrender(LIVE), False),
+    "reclaim": (
+        {LEASE, KEY},
+        lambda store: len(store.reclaim(grace_seconds=2.0, max_interruptions=3)),
+        2 * HELD,
+    ),
+    "promote": ({"dispatch_run_promote", KEY}, lambda store: store.promote(limit=100)[0], ["bulk"]),
+    "prune": (
+        {"dispatch_run_prune", KEY},
+        lambda store: store.prune(status="SUCCESSFUL", age_seconds=86_400.0, limit=100),
+        100,
+    ),
+    "ready queues": ({CLAIM}, lambda store: len(store.ready_queues()), 27),
+}
+
+
+@pytest.mark.parametrize("settings_name", SETTINGS)
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_reads_by_its_index_and_few_rows(
+    statistics: None, django_db_blocker: Any, verb: str, settings_name: str
+) -> None:
+    indexes, call, expected = VERBS[verb]
+    plans = Plans()
+    store = PostgresStore(ExplainedSession(plans, SETTINGS[settings_name]))
+    with django_db_blocker.unblock():
+        store.session.execute("BEGIN")
+        assert call(store) == expected
+        store.session.execute("ROLLBACK")
+        store.close()
+    assert plans.told
+    for plan in plans.told:
+        check(plan, indexes)
+
+
+CALLS: dict[str, tuple[set[str], Callable[[list[int]], object]]] = {
+    "enqueue": (set(), lambda held: postgres_enqueue.enqueue(ALIAS, NewRun("shop.add"))),
+    "enqueue many": (set(), lambda held: postgres_enqueue.enqueue_many(ALIAS, [NewRun("shop.add")] * 500)),
+    "cancel": ({KEY}, lambda held: postgres_enqueue.cancel(ALIAS, [*held, 1, FINISHED + 1, FINISHED + READY + 1])),
+    "rerun": ({KEY}, lambda held: postgres_enqueue.rerun(ALIAS, 1)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_callers_statement_reads_by_the_primary_key(statistics: None, django_db_blocker: Any, name: str) -> None:
+    indexes, call = CALLS[name]
+    plans = Plans()
+    with django_db_blocker.unblock():
+        connection = connections[ALIAS]
+        held = held_by(LIVE)
+        connection.set_autocommit(False)
+        plans.listen(connection.connection)
+        assert call(held)
+        connection.rollback()
+        connection.close()
+    (plan,) = plans.told
+    check(plan, indexes)
+
+
+def check(plan: dict[str, Any], indexes: set[str]) -> None:
+    shown = "\n".join(outline(plan))
+    for node in nodes_of(plan):
+        if not node["Actual Loops"]:
+            continue
+        if node.get("Relation Name") == "django_dispatch_run" and node["Node Type"] != "ModifyTable":
+            assert node["Node Type"] in ("Index Scan", "Index Only Scan", "Bitmap Heap Scan"), shown
+        if index := node.get("Index Name"):
+            assert index in indexes | {"django_dispatch_lease_pkey"}, shown
+            assert rows_read(node) <= FEW, shown
+        if node["Node Type"] in ("Sort", "Incremental Sort"):
+            assert rows_read(node) <= FEW, shown
+
+
+def rows_read(node: dict[str, Any]) -> float:
+    removed = node.get("Rows Removed by Filter", 0) + node.get("Rows Removed by Index Recheck", 0)
+    return float((node["Actual Rows"] + removed) * node["Actual Loops"])
+
+
+def outline(node: dict[str, Any], depth: int = 0) -> Iterator[str]:
+    what = [node[key] for key in ("Subplan Name", "Node Type", "Relation Name", "Index Name") if key in node]
+    yield f"{'  ' * depth}{' '.join(what)}: {rows_read(node):g} rows"
+    for child in node.get("Plans", ()):
+        yield from outline(child, depth + 1)
+
+
+def nodes_of(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from nodes_of(child)

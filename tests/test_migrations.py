@@ -1,0 +1,319 @@
+"""The schema that the migrations make, and that no project makes them want another."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from django.core.management import call_command
+from django.db import connection, connections
+
+from django_dispatch.models import Run
+from django_dispatch.store.base import NewLease
+from django_dispatch.store.postgres import open_store
+from django_dispatch.store.session import connection_params
+
+from .databases import own_database
+from .wakeups import Ear
+
+ROOT = Path(__file__).resolve().parent.parent
+RUN, LEASE = "django_dispatch_run", "django_dispatch_lease"
+
+INDEXES = {
+    "dispatch_run_claim": ("queue, priority DESC, id", "((status)::text = 'READY'::text)"),
+    "dispatch_run_promote": ("run_after", "((status)::text = 'SCHEDULED'::text)"),
+    "dispatch_run_lease": ("lease_id", "(lease_id IS NOT NULL)"),
+    "dispatch_run_unique": ("unique_key", "(unique_key IS NOT NULL)"),
+    "dispatch_run_concurrency": (
+        "concurrency_key, status",
+        "((concurrency_key IS NOT NULL) AND ((status)::text = ANY ((ARRAY['RUNNING'::character varying,"
+        " 'BLOCKED'::character varying])::text[])))",
+    ),
+    "dispatch_run_prune": ("finished_at", "(finished_at IS NOT NULL)"),
+}
+STORAGE = {
+    RUN: {
+        "autovacuum_vacuum_scale_factor=0",
+        "autovacuum_vacuum_threshold=5000",
+        "autovacuum_vacuum_insert_scale_factor=0",
+        "autovacuum_vacuum_insert_threshold=100000",
+        "autovacuum_analyze_scale_factor=0",
+        "autovacuum_analyze_threshold=20000",
+        "autovacuum_vacuum_cost_delay=0",
+        "vacuum_truncate=off",
+    },
+    LEASE: {"fillfactor=50", "autovacuum_vacuum_scale_factor=0", "autovacuum_vacuum_threshold=200"},
+}
+
+
+def ask(question: str, *params: object, using: str = "default") -> list[Any]:
+    with connections[using].cursor() as cursor:
+        cursor.execute(question, params)
+        return cursor.fetchall()
+
+
+def storage(table: str, using: str = "default") -> set[str]:
+    ((options,),) = ask("SELECT reloptions FROM pg_class WHERE relname = %s", table, using=using)
+    return set(options or ())
+
+
+class TestTables:
+    def test_every_index_but_the_primary_key_is_partial(self, db: None) -> None:
+        found = ask(
+            "SELECT c.relname, pg_get_indexdef(c.oid), pg_get_expr(i.indpred, i.indrelid), i.indisunique"
+            " FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid"
+            " WHERE i.indrelid = %s::regclass AND NOT i.indisprimary",
+            RUN,
+        )
+        indexes = {
+            name: (definition.split("(", 1)[1].split(")")[0], predicate) for name, definition, predicate, _ in found
+        }
+        assert indexes == INDEXES
+        assert [name for name, *_, is_unique in found if is_unique] == ["dispatch_run_unique"]
+
+    def test_a_lease_has_no_index_that_a_renewal_would_write(self, db: None) -> None:
+        assert ask("SELECT count(*) FROM pg_index WHERE indrelid = %s::regclass", LEASE) == [(1,)]
+
+    @pytest.mark.parametrize("table", [RUN, LEASE])
+    def test_storage_is_that_of_a_queue(self, db: None, table: str) -> None:
+        assert storage(table) == STORAGE[table]
+
+    @pytest.mark.parametrize(("table", "needed"), [(RUN, {"task"}), (LEASE, {"id"})])
+    def test_every_other_column_has_a_default_or_may_be_null(self, db: None, table: str, needed: set[str]) -> None:
+        found = ask(
+            "SELECT column_name FROM information_schema.columns WHERE table_schema = current_schema()"
+            " AND table_name = %s AND is_nullable = 'NO' AND column_default IS NULL AND is_identity = 'NO'",
+            table,
+        )
+        assert {name for (name,) in found} == needed
+
+    def test_there_is_no_foreign_key(self, db: None) -> None:
+        assert ask("SELECT conname FROM pg_constraint WHERE conrelid = %s::regclass AND contype = 'f'", RUN) == []
+
+    @pytest.mark.parametrize(
+        ("columns", "values", "constraint"),
+        [
+            ("queue", "'mail'", "task"),
+            ("task, priority", "'t', 101", "dispatch_run_priority"),
+            ("task, priority", "'t', -101", "dispatch_run_priority"),
+            ("task, status", "'t', 'RUNNING'", "dispatch_run_running_has_lease"),
+            ("task, lease_id", "'t', gen_random_uuid()", "dispatch_run_running_has_lease"),
+            ("task, status, lease_id", "'t', 'FAILED', gen_random_uuid()", "dispatch_run_running_has_lease"),
+            ("task, status", "'t', 'SCHEDULED'", "dispatch_run_scheduled_has_run_after"),
+            ("task, run_after", "'t', now()", "dispatch_run_scheduled_has_run_after"),
+            ("task, epoch", "'t', -1", "epoch"),
+            ("task, attempt", "'t', -1", "attempt"),
+            ("task, failures", "'t', -1", "failures"),
+            ("task, interruptions", "'t', -1", "interruptions"),
+            ("task, max_attempts", "'t', -1", "max_attempts"),
+            ("task, args", "'t', NULL", "args"),
+            ("task, queue", "'t', repeat('q', 101)", "character varying(100)"),
+            ("task, unique_key", "'t', 'k'), ('t', 'k'", "dispatch_run_unique"),
+        ],
+    )
+    def test_nonsense_is_refused(
+        self, sql: psycopg.Connection[Any], columns: str, values: str, constraint: str
+    ) -> None:
+        with pytest.raises((psycopg.IntegrityError, psycopg.DataError)) as refusal:
+            sql.execute(f"INSERT INTO {RUN} ({columns}) VALUES ({values})".encode())
+        assert constraint in str(refusal.value)
+
+
+@pytest.fixture
+def new_session(transactional_db: None) -> Iterator[Callable[[], psycopg.Connection[Any]]]:
+    """Open another session of somebody who knows nothing of Django."""
+    opened: list[psycopg.Connection[Any]] = []
+
+    def new() -> psycopg.Connection[Any]:
+        opened.append(psycopg.connect(**connection_params("default", "test"), autocommit=True))
+        return opened[-1]
+
+    yield new
+    for session in opened:
+        session.close()
+
+
+@pytest.fixture
+def sql(new_session: Callable[[], psycopg.Connection[Any]]) -> psycopg.Connection[Any]:
+    return new_session()
+
+
+@pytest.fixture
+def ear(transactional_db: None) -> Iterator[Ear]:
+    ear = Ear()
+    yield ear
+    ear.close()
+
+
+class TestPlainSql:
+    INSERT = f"INSERT INTO {RUN} (task, args) VALUES ('shop.tasks.add', '[1,2]')"
+
+    def test_task_and_args_are_a_whole_run(self, sql: psycopg.Connection[Any], ear: Ear) -> None:
+        sql.execute(self.INSERT)
+        run = Run.objects.get()
+        assert (run.task, run.args, run.kwargs, run.meta, run.errors) == ("shop.tasks.add", [1, 2], {}, {}, [])
+        assert (run.status, run.queue, run.priority, run.on_lost, run.source) == (
+            *("READY", "default", 0, "requeue"),
+            "sql",
+        )
+        assert (run.epoch, run.attempt, run.failures, run.interruptions) == (0, 0, 0, 0)
+        assert run.enqueued_at is not None
+        assert ear.heard() == ["ready:default"]
+
+    def test_it_is_claimed_like_any_other(self, sql: psycopg.Connection[Any]) -> None:
+        sql.execute(self.INSERT)
+        store = open_store("default", "test", statement_timeout_seconds=20.0)
+        lease = NewLease(uuid4(), node="", host="", pid=1, process={}, queues=[], slots=1, version="")
+        store.acquire(lease, ttl_seconds=60.0)
+        (run,) = store.exchange(lease.id, [], queues=["default"], limit=10).claimed
+        store.close()
+        assert (run.task, run.args, run.kwargs, run.epoch) == ("shop.tasks.add", "[1, 2]", "{}", 1)
+
+    def test_a_statement_wakes_once_for_each_queue(self, sql: psycopg.Connection[Any], ear: Ear) -> None:
+        sql.execute(f"INSERT INTO {RUN} (task, queue) SELECT 't', 'q' || n % 2 FROM generate_series(1, 10) AS n")
+        assert sorted(ear.heard()) == ["ready:q0", "ready:q1"]
+
+    @pytest.mark.parametrize(
+        ("columns", "values"),
+        [
+            ("task, source", "'t', 'app'"),
+            ("task, status, run_after", "'t', 'SCHEDULED', 'infinity'"),
+            ("task, status", "'t', 'BLOCKED'"),
+        ],
+    )
+    def test_runs_announced_elsewhere_or_not_ready_wake_nobody(
+        self, sql: psycopg.Connection[Any], ear: Ear, columns: str, values: str
+    ) -> None:
+        sql.execute(f"INSERT INTO {RUN} ({columns}) VALUES ({values})".encode())
+        assert ear.heard() == []
+        sql.execute(self.INSERT)
+        assert ear.heard() == ["ready:default"]
+
+    def test_a_rolled_back_insert_wakes_nobody(self, sql: psycopg.Connection[Any], ear: Ear) -> None:
+        with sql.transaction(force_rollback=True):
+            sql.execute(self.INSERT)
+        assert ear.heard() == []
+
+    def test_one_open_transaction_at_a_time_carries_a_wakeup(
+        self, new_session: Callable[[], psycopg.Connection[Any]], ear: Ear
+    ) -> None:
+        first, second = new_session(), new_session()
+        with first.transaction():
+            first.execute(f"INSERT INTO {RUN} (task, queue) VALUES ('t', 'first')")
+            with second.transaction():
+                second.execute(f"INSERT INTO {RUN} (task, queue) VALUES ('t', 'second')")
+            assert ear.heard() == []
+            first.execute(f"INSERT INTO {RUN} (task, queue) VALUES ('t', 'first too')")
+        assert ear.heard() == ["ready:first", "ready:first too"]
+        second.execute(f"INSERT INTO {RUN} (task, queue) VALUES ('t', 'second')")
+        assert ear.heard() == ["ready:second"]
+
+
+class TestSteps:
+    @pytest.fixture
+    def migrate(self, django_db_modify_db_settings: None, django_db_blocker: Any) -> Iterator[Callable[[str], None]]:
+        with django_db_blocker.unblock(), own_database("steps"):
+            yield lambda target: call_command("migrate", "django_dispatch", target, database="steps", verbosity=0)
+
+    def test_forwards_and_backwards(self, migrate: Callable[[str], None]) -> None:
+        migrate("0002")
+        first = self.schema()
+        assert len(first) > 2 + 7 + 3
+        migrate("0001")
+        assert storage(RUN, "steps") == storage(LEASE, "steps") == set()
+        assert self.schema() < first
+        migrate("zero")
+        assert self.schema() == set()
+        migrate("0002")
+        assert self.schema() == first
+        assert storage(RUN, "steps") == STORAGE[RUN]
+
+    def schema(self) -> set[tuple[str, str]]:
+        """Return the kind and name of everything that is ours."""
+        return set(
+            ask(
+                "SELECT relkind::text, relname FROM pg_class WHERE relname LIKE '%%dispatch%%'"
+                " UNION SELECT 'trigger', tgname FROM pg_trigger WHERE tgname LIKE '%%dispatch%%'"
+                " UNION SELECT 'constraint', conname FROM pg_constraint WHERE conname LIKE '%%dispatch%%'"
+                " UNION SELECT 'function', proname FROM pg_proc WHERE proname LIKE '%%dispatch%%'",
+                using="steps",
+            )
+        )
+
+
+AUTH = ["django.contrib.auth", "django.contrib.contenttypes"]
+PROJECTS: dict[str, dict[str, Any]] = {
+    "nothing but this app": {"INSTALLED_APPS": ["django_dispatch"]},
+    "no admin": {"INSTALLED_APPS": [*AUTH, "django_dispatch"]},
+    "a user model with UUID keys": {
+        "INSTALLED_APPS": [*AUTH, "people", "django_dispatch"],
+        "AUTH_USER_MODEL": "people.User",
+    },
+    "AutoField": {"INSTALLED_APPS": ["django_dispatch"], "DEFAULT_AUTO_FIELD": "django.db.models.AutoField"},
+    "BigAutoField": {"INSTALLED_APPS": ["django_dispatch"], "DEFAULT_AUTO_FIELD": "django.db.models.BigAutoField"},
+    "another language": {"INSTALLED_APPS": ["django_dispatch"], "LANGUAGE_CODE": "ar", "USE_I18N": True},
+    "no time zones": {"INSTALLED_APPS": ["django_dispatch"], "USE_TZ": False, "TIME_ZONE": "Asia/Kolkata"},
+    "tasks and queues": {
+        "INSTALLED_APPS": ["people", "django_dispatch", *AUTH],
+        "AUTH_USER_MODEL": "people.User",
+        "DISPATCH": {"QUEUES": ["a", "b"], "PROCESSES": 3},
+    },
+}
+PEOPLE = {
+    "__init__.py": "",
+    "models.py": """
+import uuid
+from django.contrib.auth.models import AbstractUser
+from django.db import models
+
+class User(AbstractUser):
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4)
+""",
+    "tasks.py": """
+from django_dispatch import task
+
+@task(queue="people", priority=3)
+def greet(name: str) -> None: ...
+""",
+}
+
+
+class TestProjects:
+    @pytest.mark.parametrize("name", PROJECTS)
+    def test_no_project_wants_other_migrations(self, database_url: str, tmp_path: Path, name: str) -> None:
+        project = {"SECRET_KEY": "x", "USE_TZ": True} | PROJECTS[name]
+        lines = [f"{key} = {value!r}" for key, value in project.items()]
+        lines.append("import os; from testproject.postgres import django_database")
+        lines.append("DATABASES = {'default': django_database(os.environ['DATABASE_URL'])}")
+        (tmp_path / "elsewhere_settings.py").write_text("\n".join(lines))
+        (tmp_path / "people").mkdir()
+        for file, text in PEOPLE.items():
+            (tmp_path / "people" / file).write_text(text)
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]),
+            "DJANGO_SETTINGS_MODULE": "elsewhere_settings",
+            "DATABASE_URL": database_url,
+        }
+        for command, expected in {
+            "check": "no issues",
+            "makemigrations --check --dry-run django_dispatch": "No changes detected",
+        }.items():
+            done = subprocess.run(
+                [sys.executable, "-Werror::RuntimeWarning", "-m", "django", *command.split()],
+                env=environment,
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert (done.returncode, expected in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+def test_the_suite_s_own_project_wants_no_other_migrations(db: None) -> None:
+    call_command("makemigrations", "--check", "--dry-run", verbosity=0)
+    assert connection.vendor == "postgresql"
