@@ -56,12 +56,14 @@ def open_kit(folder: Path, url: str, blocker: DjangoDbBlocker) -> Iterator[Kit]:
             try:
                 kit.dispatchers.close()
             finally:
-                sql.execute(LEFT, [[sql.info.backend_pid, *_django_sessions()]])
+                sql.execute(LEFT, [_own_sessions(kit)])
                 sql.execute(CLEAN)
 
 
-def _django_sessions() -> list[int]:
-    return [] if connection.connection is None else [connection.connection.info.backend_pid]
+def _own_sessions(*kits: Kit) -> list[int]:
+    """Return the backend pids of this process: of these kits, of those that are open around them, and Django's."""
+    sessions = [kit.sql.info.backend_pid for kit in (*kits, *_open_kits)]
+    return sessions if connection.connection is None else [*sessions, connection.connection.info.backend_pid]
 
 
 @pytest.fixture
