@@ -90,25 +90,23 @@ def test_delays_grow_and_have_a_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stop", "status", "cause", "verdict", "kind", "words"),
+    ("stop", "end", "verdict", "kind", "words"),
     [
-        (None, -9, "", Verdict.LOST, "lost", "killed by SIGKILL"),
-        (None, -11, "", Verdict.LOST, "lost", "killed by SIGSEGV"),
-        (None, 0, "", Verdict.LOST, "lost", "exit code 0"),
-        (None, -99, "", Verdict.LOST, "lost", "killed by signal 99"),
-        (None, -9, "shutdown", Verdict.INTERRUPTED, "shutdown", "shutdown"),
-        (Stop.SHUTDOWN, -9, "", Verdict.INTERRUPTED, "shutdown", "shutdown"),
-        (Stop.CANCEL, -9, "to stop run 5", Verdict.CANCELLED, "cancelled", "killed"),
-        (Stop.TIMEOUT, -9, "to stop run 5", Verdict.TIMED_OUT, "timeout", "longer than 2 s"),
+        (None, (-9, ""), Verdict.LOST, "lost", "killed by SIGKILL"),
+        (None, (-11, ""), Verdict.LOST, "lost", "killed by SIGSEGV"),
+        (None, (0, ""), Verdict.LOST, "lost", "exit code 0"),
+        (None, (-99, ""), Verdict.LOST, "lost", "killed by signal 99"),
+        (None, (-9, "shutdown"), Verdict.INTERRUPTED, "shutdown", "shutdown"),
+        (Stop.SHUTDOWN, (-9, ""), Verdict.INTERRUPTED, "shutdown", "shutdown"),
+        (Stop.CANCEL, (-9, "to stop run 5"), Verdict.CANCELLED, "cancelled", "killed"),
+        (Stop.TIMEOUT, (-9, "to stop run 5"), Verdict.TIMED_OUT, "timeout", "longer than 2 s"),
     ],
 )
-def test_a_death_is_a_verdict(
-    stop: Stop | None, status: int, cause: str, verdict: Verdict, kind: str, words: str
-) -> None:
+def test_a_death_is_a_verdict(stop: Stop | None, end: tuple[int, str], verdict: Verdict, kind: str, words: str) -> None:
     """By our own doing or not, and named: a run whose executor died is never a success."""
     flight = Flight(RUN, (5, 9), FACTS, bytes(16), claimed_at=1.0, timeout_seconds=2.0, started_at=3.0, stop=stop)
-    outcome = outcome_of(flight, Death("a:7", status, cause, peak_kb=4), now=5.5)
+    outcome = outcome_of(flight, Death("a:7", *end, peak_kb=4), now=5.5)
     error = json.loads(outcome.text)
     assert (outcome.verdict, outcome.duration_seconds, error["kind"]) == (verdict, 2.5, kind)
     assert words in error["message"]
-    assert (error["executor"], error["exit_status"], error["peak_kb"]) == ("a:7", status, 4)
+    assert (error["executor"], error["exit_status"], error["peak_kb"]) == ("a:7", end[0], 4)

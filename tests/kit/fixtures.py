@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from django.db import connection
 from pytest_django.plugin import DjangoDbBlocker
 
 from .cut import Cut
@@ -18,9 +19,10 @@ from .ledger import Ledger
 from .relay import Relay
 
 CLEAN = "TRUNCATE django_dispatch_run, django_dispatch_lease, kit_ledger"
+# A body that was killed may have a session left, whatever it called itself.
 LEFT = (
     "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
-    " WHERE datname = current_database() AND application_name ~ '^(django_dispatch|kit) '"
+    " WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> ALL(%s)"
 )
 
 _open_kits: list["Kit"] = []
@@ -54,8 +56,14 @@ def open_kit(folder: Path, url: str, blocker: DjangoDbBlocker) -> Iterator[Kit]:
             try:
                 kit.dispatchers.close()
             finally:
-                sql.execute(LEFT)
+                sql.execute(LEFT, [_own_sessions(kit)])
                 sql.execute(CLEAN)
+
+
+def _own_sessions(*kits: Kit) -> list[int]:
+    """Return the backend pids of this process: of these kits, of those that are open around them, and Django's."""
+    sessions = [kit.sql.info.backend_pid for kit in (*kits, *_open_kits)]
+    return sessions if connection.connection is None else [*sessions, connection.connection.info.backend_pid]
 
 
 @pytest.fixture

@@ -2,12 +2,14 @@
 
 The file ``sabotage`` in the kit's folder holds ``<where> <how>``: where is ``zygote`` or ``executor``, how is one of
 ``raise``, ``hang``, ``segfault`` and ``exit``. Without the file, all is well.
+The file ``sabotaged`` beside it gets a line for each time, with the moment.
 """
 
 import ctypes
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 
 FILE = "sabotage"
@@ -33,7 +35,7 @@ def _break(place: str) -> None:
     if where != place:
         return
     with (Path(os.environ["KIT_DIR"]) / "sabotaged").open("a") as tally:
-        tally.write(f"{os.getpid()}\n")
+        tally.write(f"{time.monotonic()}\n")
     match how:
         case "raise":
             raise RuntimeError("the project does not start")
