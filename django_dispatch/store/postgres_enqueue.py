@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from uuid import UUID
 
 from django.db import DatabaseError, connections, transaction
@@ -22,15 +23,34 @@ CHUNK_RUNS = 1000
 # A jsonb document holds at most 256 MB; long before that, a statement this large is no faster than two.
 CHUNK_CHARACTERS = 8_000_000
 
-ENQUEUE = """
-INSERT INTO django_dispatch_run (task, queue, priority, args, kwargs, max_attempts, timeout, on_lost, meta, source)
-VALUES (%s, %s, %s, %s::jsonb, %s::jsonb, %s, make_interval(secs => %s), %s, %s::jsonb, 'app')
-RETURNING id, enqueued_at, status, run_after
-"""
+# Only the columns that are not as the database has them by default: less to say, less to parse.
+COLUMNS = {
+    "task": "%s",
+    "queue": "%s",
+    "priority": "%s",
+    "args": "%s::jsonb",
+    "kwargs": "%s::jsonb",
+    "max_attempts": "%s",
+    "timeout": "make_interval(secs => %s)",
+    "on_lost": "%s",
+    "meta": "%s::jsonb",
+}
+DEFAULTS = {"queue": "default", "priority": 0, "kwargs": "{}", "on_lost": "requeue", "meta": "{}"}
+
+
+@cache
+def enqueue_statement(columns: tuple[str, ...]) -> str:
+    """Return the INSERT of one READY run that names these columns."""
+    return (
+        f"INSERT INTO django_dispatch_run ({', '.join(columns)}, source)"
+        f" VALUES ({', '.join(COLUMNS[column] for column in columns)}, 'app')"
+        " RETURNING id, enqueued_at, status, run_after"
+    )
+
 
 # The wakeup rides in the same commit, which saves a round trip, through the gate that the table's trigger uses too:
 # the lock that a notifying commit takes over the whole instance is wanted by one transaction of ours at a time.
-ENQUEUE_AND_WAKE = f"""{ENQUEUE},
+WAKE = """,
   CASE WHEN pg_try_advisory_xact_lock(hashtext('django_dispatch'), hashtext(current_schema()))
   THEN pg_notify(%s, %s)::text IS NOT NULL ELSE false END
 """
@@ -110,10 +130,9 @@ def enqueue(using: str, new: NewRun) -> Recorded:
     """Insert one run: READY, or SCHEDULED if it is due later."""
     if new.run_after is not None or new.delay_seconds is not None:
         return _insert_chunk(using, _document(new))[0]
-    who = new.task, new.queue, new.priority, new.args, new.kwargs
-    how = new.max_attempts, new.timeout_seconds, new.on_lost, new.meta
+    values = _values(new)
     with connections[using].cursor() as cursor:
-        cursor.execute(ENQUEUE, [*who, *how])
+        cursor.execute(enqueue_statement(tuple(values)), list(values.values()))
         return Recorded(*cursor.fetchone())
 
 
@@ -122,11 +141,10 @@ def enqueue_and_wake(using: str, new: NewRun, channel: str, payload: str) -> tup
 
     PostgreSQL refuses a commit that notifies while its queue of notifications is full: then the run goes in alone.
     """
-    who = new.task, new.queue, new.priority, new.args, new.kwargs
-    how = new.max_attempts, new.timeout_seconds, new.on_lost, new.meta
+    values = _values(new)
     try:
         with connections[using].cursor() as cursor:
-            cursor.execute(ENQUEUE_AND_WAKE, [*who, *how, channel, payload])
+            cursor.execute(enqueue_statement(tuple(values)) + WAKE, [*values.values(), channel, payload])
             *recorded, has_notified = cursor.fetchone()
             return Recorded(*recorded), has_notified
     except DatabaseError as error:
@@ -154,6 +172,22 @@ def rerun(using: str, run_id: int) -> "Run | None":
     from django_dispatch.models import Run
 
     return next(iter(Run.objects.using(using).raw(RERUN, [run_id])), None)
+
+
+def _values(new: NewRun) -> dict[str, Any]:
+    """The columns of a run that is READY at once, but for those that are as the database has them by default."""
+    values = {
+        "task": new.task,
+        "queue": new.queue,
+        "priority": new.priority,
+        "args": new.args,
+        "kwargs": new.kwargs,
+        "max_attempts": new.max_attempts,
+        "timeout": new.timeout_seconds,
+        "on_lost": new.on_lost,
+        "meta": new.meta,
+    }
+    return {column: value for column, value in values.items() if value != DEFAULTS.get(column)}
 
 
 def _insert_chunk(using: str, runs: str) -> list[Recorded]:

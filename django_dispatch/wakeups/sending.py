@@ -2,7 +2,7 @@
 
 A NOTIFY inside a transaction holds an instance-wide lock over its WAL flush. So one goes out after the caller's
 commit, in a statement of its own, and thinned: what the bucket swallows is found when dispatchers look again. Only an
-enqueue that is a transaction by itself takes its wakeup along, one at a time: see ENQUEUE_AND_WAKE.
+enqueue that is a transaction by itself takes its wakeup along, one at a time: see WAKE.
 """
 
 import logging
