@@ -233,13 +233,13 @@ class Claims:
 
     def _take(self, exchange: Exchange, limit: int, lease_id: UUID) -> None:
         self.claimed_total += len(exchange.claimed)
-        if exchange.claimed:
-            # Delivered when the next statement is out: the database works while executors are given theirs.
-            self._undelivered = list(exchange.claimed)
-            self._loop.call_soon(self._deliver, lease_id)
+        self._undelivered = list(exchange.claimed)
         if limit and len(exchange.claimed) == limit:
+            # There is more: executors are given theirs when the next statement is out, while the database works.
             self._should_look = True
+            self._loop.call_soon(self._deliver, lease_id)
         elif exchange.claimed:
+            self._deliver(lease_id)
             self._plan_second_looks()
 
     def _deliver(self, lease_id: UUID) -> None:

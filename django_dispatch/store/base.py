@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 
-@dataclass(frozen=True, slots=True)
-class NewRun:
+class NewRun(NamedTuple):
     """A run to be recorded. ``args``, ``kwargs`` and ``meta`` are JSON texts; a None leaves it to the database or task.
 
     ``delay_seconds`` counts from now by the database's clock; at most one of it and ``run_after`` is given.
