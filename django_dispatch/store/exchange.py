@@ -8,6 +8,9 @@ from .base import ClaimedRun, Exchange, Settlement
 from .session import AsyncSession, Row
 from .statements import CLAIM, EXCHANGE
 
+# What a settlement has after id, epoch, status and result when its body just returned.
+NOTHING_ELSE = Settlement(0, 0, "")[4:]
+
 
 class AsyncExchanger:
     """``Store.exchange`` on an event loop, on a session of its own: no other verb can hold it up."""
@@ -90,17 +93,24 @@ def _document(settlements: Sequence[Settlement]) -> str:
 
 def _items(settlements: Sequence[Settlement]) -> Iterator[str]:
     for s in sorted(settlements, key=_run_id):
-        rest = ""
-        if s.error is not None:
-            rest = f',"error":{s.error}'
-        if s.progress is not None:
-            rest += f',"progress":{s.progress}'
-        if s.delay_seconds is not None:
-            rest += f',"delay":{s.delay_seconds!r}'
-        yield (
-            f'{{"id":{s.run_id},"epoch":{s.epoch},"status":"{s.status}","result":{s.result or "null"},'
-            f'"failed":{s.has_failed:d},"interrupted":{s.was_interrupted:d},"started":{s.was_started:d}{rest}}}'
-        )
+        item = f'{{"id":{s.run_id},"epoch":{s.epoch},"status":"{s.status}"'
+        if s.result is not None:
+            item += f',"result":{s.result}'
+        if s[4:] != NOTHING_ELSE:
+            item += _rest(s)
+        yield item + "}"
+
+
+def _rest(s: Settlement) -> str:
+    """What most settlements do not have."""
+    rest = f',"failed":{s.has_failed:d},"interrupted":{s.was_interrupted:d},"started":{s.was_started:d}'
+    if s.error is not None:
+        rest += f',"error":{s.error}'
+    if s.progress is not None:
+        rest += f',"progress":{s.progress}'
+    if s.delay_seconds is not None:
+        rest += f',"delay":{s.delay_seconds!r}'
+    return rest
 
 
 def _run_id(settlement: Settlement) -> int:

@@ -80,12 +80,12 @@ WITH settled AS MATERIALIZED (
   UPDATE {RUN} AS r
   SET status = {_WORD}, lease_id = NULL, result = s.result,
       progress = coalesce(s.progress, r.progress),
-      attempt = r.attempt - 1 + s.started,
-      failures = r.failures + s.failed,
-      interruptions = r.interruptions + s.interrupted,
+      attempt = r.attempt - 1 + coalesce(s.started, 1),
+      failures = r.failures + coalesce(s.failed, 0),
+      interruptions = r.interruptions + coalesce(s.interrupted, 0),
       errors = CASE WHEN s.error IS NULL THEN r.errors
                ELSE r.errors || (s.error || jsonb_build_object('at', clock_timestamp())) END,
-      started_at = CASE WHEN s.started = 1 THEN r.started_at END,
+      started_at = CASE WHEN s.started = 0 THEN NULL ELSE r.started_at END,
       run_after = CASE {_WORD} WHEN 'SCHEDULED' THEN clock_timestamp() + s.delay * interval '1 second' END,
       unique_key = CASE WHEN {_WORD} IN ('READY', 'SCHEDULED') THEN r.unique_key END,
       finished_at = CASE WHEN {_WORD} NOT IN ('READY', 'SCHEDULED') THEN clock_timestamp() END
