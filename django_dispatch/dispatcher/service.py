@@ -74,14 +74,7 @@ class Dispatcher:
         self.store = self._open_store_thread()
         self.exchanger = self._open_exchanger()
         self.pool = self._make_pool()
-        self.children = Children(
-            settings,
-            self.board,
-            self.pool,
-            verbosity=mode.verbosity,
-            soon=self._soon,
-            may_fill=lambda: self.claims.lease_id is not None,
-        )
+        self.children = self._make_children()
         self.claims = Claims(
             self.exchanger,
             self.store,
@@ -127,6 +120,16 @@ class Dispatcher:
             on_progress=self._on_progress,
             on_room=self._on_room,
             is_writing=lambda: self.claims.is_under_way,
+        )
+
+    def _make_children(self) -> Children:
+        return Children(
+            self.settings,
+            self.board,
+            self.pool,
+            verbosity=self.mode.verbosity,
+            soon=self._soon,
+            may_fill=lambda: self.claims.lease_id is not None,
         )
 
     def _make_keeper(self) -> LeaseKeeper:

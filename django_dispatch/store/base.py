@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NotRequired, TypedDict, Unpack
 from uuid import UUID
 
 
@@ -112,6 +112,18 @@ class Neighbour:
     process: Mapping[str, Any]
 
 
+class Wanted(TypedDict):
+    """What an exchange is to claim: up to ``limit`` runs of ``queues``, served in this order.
+
+    Runs of ``excluded_tasks`` stay where they are; those of ``at_most_once_tasks`` are marked so.
+    """
+
+    queues: Sequence[str]
+    limit: int
+    excluded_tasks: NotRequired[Sequence[str]]
+    at_most_once_tasks: NotRequired[Sequence[str]]
+
+
 class Store(ABC):
     """The dispatcher's verbs. A call may raise ``django.db.Error``; repeating any of them is safe."""
 
@@ -136,18 +148,13 @@ class Store(ABC):
         self,
         lease_id: UUID,
         settlements: Sequence[Settlement],
-        *,
-        queues: Sequence[str],
-        limit: int,
-        excluded_tasks: Sequence[str] = (),
-        at_most_once_tasks: Sequence[str] = (),
+        **wanted: Unpack[Wanted],
     ) -> Exchange:
-        """Write settlements and claim up to ``limit`` READY runs, in one statement and one commit.
+        """Write settlements and claim what is wanted of the READY runs, in one statement and one commit.
 
         A settlement counts only where lease and epoch still match. Nothing is claimed unless the lease is live by
-        the database's clock at that moment. ``queues`` are served in the given order, each by priority, then id;
-        runs of ``excluded_tasks`` stay where they are. Raises DataError when a settlement cannot be stored: then
-        nothing was written.
+        the database's clock at that moment. Each queue is served by priority, then id. Raises DataError when a
+        settlement cannot be stored: then nothing was written.
         """
 
     @abstractmethod

@@ -1,10 +1,10 @@
 """Finish and claim, the hot path: one statement made and read here, whoever waits for it, a thread or an event loop."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Unpack
 from uuid import UUID
 
-from .base import ClaimedRun, Exchange, Settlement
+from .base import ClaimedRun, Exchange, Settlement, Wanted
 from .session import AsyncSession, Row
 from .statements import CLAIM, EXCHANGE
 
@@ -22,22 +22,11 @@ class AsyncExchanger:
         self,
         lease_id: UUID,
         settlements: Sequence[Settlement],
-        *,
-        queues: Sequence[str],
-        limit: int,
-        excluded_tasks: Sequence[str] = (),
-        at_most_once_tasks: Sequence[str] = (),
+        **wanted: Unpack[Wanted],
     ) -> Exchange:
         """See Store.exchange()."""
-        params = exchange_params(
-            lease_id,
-            settlements,
-            queues=queues,
-            limit=limit,
-            excluded_tasks=excluded_tasks,
-            at_most_once_tasks=at_most_once_tasks,
-        )
-        return read_exchange(await self._session.execute(statement_for(settlements), params), queues)
+        params = exchange_params(lease_id, settlements, wanted)
+        return read_exchange(await self._session.execute(statement_for(settlements), params), wanted["queues"])
 
     async def close(self) -> None:
         """Close the connection."""
@@ -49,23 +38,15 @@ def statement_for(settlements: Sequence[Settlement]) -> str:
     return EXCHANGE if settlements else CLAIM
 
 
-def exchange_params(
-    lease_id: UUID,
-    settlements: Sequence[Settlement],
-    *,
-    queues: Sequence[str],
-    limit: int,
-    excluded_tasks: Sequence[str],
-    at_most_once_tasks: Sequence[str],
-) -> dict[str, Any]:
+def exchange_params(lease_id: UUID, settlements: Sequence[Settlement], wanted: Wanted) -> dict[str, Any]:
     """Return the parameters of either statement."""
     return {
         "lease": lease_id,
         "settlements": _document(settlements),
-        "queues": list(queues),
-        "limit": limit,
-        "excluded": list(excluded_tasks),
-        "at_most_once": list(at_most_once_tasks),
+        "queues": list(wanted["queues"]),
+        "limit": wanted["limit"],
+        "excluded": list(wanted.get("excluded_tasks", ())),
+        "at_most_once": list(wanted.get("at_most_once_tasks", ())),
     }
 
 

@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Unpack
 from uuid import UUID
 
 from . import statements
-from .base import Exchange, Neighbour, NewLease, Reclaimed, Settlement, Store
+from .base import Exchange, Neighbour, NewLease, Reclaimed, Settlement, Store, Wanted
 from .exchange import AsyncExchanger, exchange_params, read_exchange, statement_for
 from .session import AsyncSession, Session, Terms
 
@@ -44,21 +45,10 @@ class PostgresStore(Store):
         self,
         lease_id: UUID,
         settlements: Sequence[Settlement],
-        *,
-        queues: Sequence[str],
-        limit: int,
-        excluded_tasks: Sequence[str] = (),
-        at_most_once_tasks: Sequence[str] = (),
+        **wanted: Unpack[Wanted],
     ) -> Exchange:
-        params = exchange_params(
-            lease_id,
-            settlements,
-            queues=queues,
-            limit=limit,
-            excluded_tasks=excluded_tasks,
-            at_most_once_tasks=at_most_once_tasks,
-        )
-        return read_exchange(self.session.execute(statement_for(settlements), params), queues)
+        params = exchange_params(lease_id, settlements, wanted)
+        return read_exchange(self.session.execute(statement_for(settlements), params), wanted["queues"])
 
     def held(self, lease_id: UUID) -> Sequence[tuple[int, int]]:
         return [(row[0], row[1]) for row in self.session.execute(statements.HELD, {"lease": lease_id})]
