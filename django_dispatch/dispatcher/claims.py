@@ -112,6 +112,7 @@ class Claims:
         dropped = len(self._unwritten)
         self.lease_id, self._lease = None, b""
         self._unwritten.clear()
+        self._undelivered.clear()
         self._resent.clear()
         return dropped
 
@@ -181,7 +182,8 @@ class Claims:
             found_nothing = limit > 0 and not exchange.claimed
             if room.excluded and len(exchange.claimed) < limit:
                 self._spare_the_database(began)
-            if not room.is_partial and not self._unwritten and (found_nothing or self.has_claimed_enough()):
+            is_over = found_nothing or self.has_claimed_enough()
+            if is_over and not (room.is_partial or self._unwritten or self._undelivered):
                 self._on_quiet()
         return bool(self._unwritten or self._should_look)
 
