@@ -18,6 +18,7 @@ from ..messages import Assignment, Outcome, Stop, Verdict, error_document, stora
 
 LONGEST_MESSAGE = 10_000  # characters kept of an error's text
 LONGEST_TRACEBACK = 50_000
+DEEPEST_RESULT = 500  # levels; half of what the oldest Python that we support can read back
 
 VERDICT_OF_STOP = {Stop.CANCEL: Verdict.CANCELLED, Stop.TIMEOUT: Verdict.TIMED_OUT, Stop.SHUTDOWN: Verdict.INTERRUPTED}
 KIND_OF_VERDICT = {
@@ -70,6 +71,8 @@ class Attempt:
             return self._outcome(Verdict.RETURNED, "")
         try:
             text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+            if text.count("[") + text.count("{") > DEEPEST_RESULT and _is_too_deep(value):
+                raise ValueError(f"it is nested more than {DEEPEST_RESULT} levels deep")
         except BaseException as error:  # a subclass of dict or str may raise anything
             message = f"The body returned a value of type {type(value).__name__}, not JSON: {_text_of(error)}"
             return self._failure(Verdict.UNSTORABLE, message)
@@ -91,6 +94,21 @@ class Attempt:
     def _outcome(self, verdict: Verdict, text: str) -> Outcome:
         run_id, epoch = self.token
         return Outcome(run_id, epoch, verdict, time.perf_counter() - self.started_at, text)
+
+
+def _is_too_deep(value: Any) -> bool:
+    """Whether a JSON value is nested deeper than every reader of it can follow."""
+    level = [value]
+    for _ in range(DEEPEST_RESULT + 1):
+        level = [
+            item
+            for holder in level
+            for item in (holder.values() if isinstance(holder, dict) else holder)
+            if isinstance(item, dict | list | tuple)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _path_of(error: BaseException) -> str:

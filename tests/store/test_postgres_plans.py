@@ -81,7 +81,7 @@ class ExplainedSession(Session):
     """The dispatcher's session, with settings of the test's after its own, and ears for the plans."""
 
     def __init__(self, plans: Plans, changes: dict[str, str | None]) -> None:
-        super().__init__(ALIAS, "test", statement_timeout_seconds=60.0)
+        super().__init__(Terms(ALIAS, "test", statement_timeout_seconds=60.0))
         self.plans = plans
         self.changes = changes
 
