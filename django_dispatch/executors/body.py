@@ -18,7 +18,7 @@ from ..messages import Assignment, Outcome, Stop, Verdict, error_document, stora
 
 LONGEST_MESSAGE = 10_000  # characters kept of an error's text
 LONGEST_TRACEBACK = 50_000
-DEEPEST_RESULT = 500  # levels; half of what the oldest Python that we support can read back
+DEEPEST = 500  # levels of nesting; half of what the oldest Python that we support can read back
 
 VERDICT_OF_STOP = {Stop.CANCEL: Verdict.CANCELLED, Stop.TIMEOUT: Verdict.TIMED_OUT, Stop.SHUTDOWN: Verdict.INTERRUPTED}
 KIND_OF_VERDICT = {
@@ -53,6 +53,8 @@ class Attempt:
         args, kwargs = json.loads(assignment.args), json.loads(assignment.kwargs)
         if not isinstance(args, list) or not isinstance(kwargs, dict):  # who inserts by SQL may write any JSON
             raise InvalidArguments("The args of a run must be a JSON array, and its kwargs a JSON object.")
+        if _is_too_deep(assignment.args, args) or _is_too_deep(assignment.kwargs, kwargs):
+            raise InvalidArguments(f"The arguments of a run must not be nested more than {DEEPEST} levels deep.")
         context = TaskContext(
             run_id=assignment.run_id,
             epoch=assignment.epoch,
@@ -71,8 +73,8 @@ class Attempt:
             return self._outcome(Verdict.RETURNED, "")
         try:
             text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-            if text.count("[") + text.count("{") > DEEPEST_RESULT and _is_too_deep(value):
-                raise ValueError(f"it is nested more than {DEEPEST_RESULT} levels deep")
+            if _is_too_deep(text, value):
+                raise ValueError(f"it is nested more than {DEEPEST} levels deep")
         except BaseException as error:  # a subclass of dict or str may raise anything
             message = f"The body returned a value of type {type(value).__name__}, not JSON: {_text_of(error)}"
             return self._failure(Verdict.UNSTORABLE, message)
@@ -96,10 +98,12 @@ class Attempt:
         return Outcome(run_id, epoch, verdict, time.perf_counter() - self.started_at, text)
 
 
-def _is_too_deep(value: Any) -> bool:
-    """Whether a JSON value is nested deeper than every reader of it can follow."""
+def _is_too_deep(text: str, value: Any) -> bool:
+    """Whether a value, with its JSON text, is nested deeper than every reader of it can follow."""
+    if text.count("[") + text.count("{") <= DEEPEST:
+        return False
     level = [value]
-    for _ in range(DEEPEST_RESULT + 1):
+    for _ in range(DEEPEST + 1):
         level = [
             item
             for holder in level

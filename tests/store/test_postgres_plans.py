@@ -19,7 +19,7 @@ from django_dispatch.models import Run
 from django_dispatch.store import postgres_enqueue
 from django_dispatch.store.base import NewRun, Settlement
 from django_dispatch.store.postgres import PostgresStore
-from django_dispatch.store.session import PLAN, Session, connection_params
+from django_dispatch.store.session import PLAN, Session, Terms, connection_params
 from tests.databases import own_database
 
 pytestmark = pytest.mark.slow
