@@ -40,8 +40,8 @@ _WORD = """CASE WHEN r.cancel_requested_at IS NOT NULL AND s.status IN ('READY',
 # The inner LIMIT is a constant, for the planner; the outer one stops pulling, so no more rows are locked than asked.
 # IS NOT DISTINCT FROM cannot use the lease's index: under a long transaction elsewhere that index holds a dead entry
 # for every run of this boot, and the primary key does not.
-def _claiming(after: str = "") -> str:
-    """The common table expressions of a claim; ``after`` is a condition that puts others before it."""
+def _picking(after: str = "") -> str:
+    """The common table expressions that pick what to claim; ``after`` is a condition that puts others before them."""
     return f"""
 live AS MATERIALIZED (
   SELECT id FROM {LEASE}
@@ -57,7 +57,10 @@ live AS MATERIALIZED (
     WHERE status = 'READY' AND queue = q.name AND task <> ALL(%(excluded)s::text[])
     ORDER BY priority DESC, id LIMIT 10000 FOR NO KEY UPDATE SKIP LOCKED) AS p
   LIMIT %(limit)s
-), claimed AS (
+)"""
+
+
+_CLAIMING = f"""
   UPDATE {RUN} AS r
   SET status = 'RUNNING', lease_id = %(lease)s, epoch = r.epoch + 1, attempt = r.attempt + 1,
       started_at = clock_timestamp(),
@@ -65,11 +68,10 @@ live AS MATERIALIZED (
   FROM picked WHERE r.id = picked.id
   RETURNING r.id, r.epoch, r.task, r.queue, r.priority, r.attempt, r.failures, r.interruptions, r.max_attempts,
             extract(epoch FROM r.timeout)::float8, r.on_lost, r.args::text, r.kwargs::text
-)"""
-
+"""
 
 # The claim of an idle dispatcher, which has nothing to finish: a shorter way from a wakeup to a body.
-CLAIM = f"WITH {_claiming()} SELECT * FROM claimed"
+CLAIM = f"WITH {_picking()} {_CLAIMING}"
 
 EXCHANGE = f"""
 WITH settled AS MATERIALIZED (
@@ -92,7 +94,7 @@ WITH settled AS MATERIALIZED (
   FROM settled AS s
   WHERE r.id = s.id AND r.epoch = s.epoch AND r.lease_id IS NOT DISTINCT FROM %(lease)s AND r.status = 'RUNNING'
   RETURNING r.id
-), {_claiming(after="AND (SELECT count(*) FROM finished) >= 0")}
+), {_picking(after="AND (SELECT count(*) FROM finished) >= 0")}, claimed AS ({_CLAIMING})
 SELECT * FROM claimed
 UNION ALL
 SELECT id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM settled
