@@ -141,7 +141,7 @@ WITH expired AS MATERIALIZED (
   FOR NO KEY UPDATE OF r SKIP LOCKED
 ), reclaimed AS (
   UPDATE {RUN} AS r {_LOSE}
-  FROM lost WHERE r.id = lost.id AND r.lease_id = lost.lease_id AND r.status = 'RUNNING'
+  FROM lost WHERE r.id = lost.id AND r.lease_id IS NOT DISTINCT FROM lost.lease_id AND r.status = 'RUNNING'
   RETURNING r.id, r.task, r.queue, r.status, lost.lease_id
 ), deleted AS (
   DELETE FROM {LEASE} USING expired WHERE {LEASE}.id = expired.id
@@ -157,7 +157,7 @@ WITH lost AS MATERIALIZED (
   LIMIT 1000 FOR NO KEY UPDATE SKIP LOCKED
 ), reclaimed AS (
   UPDATE {RUN} AS r {_LOSE}
-  FROM lost WHERE r.id = lost.id AND r.lease_id = lost.lease_id AND r.status = 'RUNNING'
+  FROM lost WHERE r.id = lost.id AND r.lease_id IS NOT DISTINCT FROM lost.lease_id AND r.status = 'RUNNING'
   RETURNING r.id, r.task, r.queue, r.status, lost.lease_id
 )
 SELECT * FROM reclaimed
