@@ -21,10 +21,6 @@ class InvalidOption(DispatchError, ValueError):
     """An option of an enqueue is out of its range or contradicts another one."""
 
 
-class LeaseLost(DispatchError):
-    """The lease expired or was reclaimed: whatever was claimed under it may run elsewhere by now."""
-
-
 # A stop must pass through a body's ``except Exception``, and psycopg must cancel the statement that is
 # under way and leave its connection usable. Both follow from KeyboardInterrupt, and from nothing else.
 class RunStopped(KeyboardInterrupt):

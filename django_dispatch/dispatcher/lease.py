@@ -55,7 +55,6 @@ class LeaseKeeper:
         self._is_draining = False
         self._is_resting = False
         self._is_stopping = False
-        self.renewed_at_ns = 0
         self._thread = threading.Thread(target=self._keep, name="lease keeper", daemon=True)
 
     def start(self) -> None:
@@ -141,7 +140,6 @@ class LeaseKeeper:
         return self._call_began_ns
 
     def _extend(self, lease_id: UUID, began_ns: int) -> None:
-        self.renewed_at_ns = began_ns
         self._deadline_ns = began_ns + int((self._ttl_seconds - self._margin_seconds) * 1e9)
         self._board.raise_fence(lease_id.bytes, self._deadline_ns)
 

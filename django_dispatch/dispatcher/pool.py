@@ -105,10 +105,6 @@ class Pool:
     def knows(self, token: Token) -> bool:
         return self.find(token) is not None or any(flight.token == token for flight in self.waiting)
 
-    def slots(self) -> int:
-        """Return how many runs can run at once when the pool is full."""
-        return self._processes + (self._async_concurrency if self._wanted(Kind.ASYNC) else 0)
-
     def room(self) -> Room:
         """Return how many runs may be claimed now, and of which tasks none.
 
