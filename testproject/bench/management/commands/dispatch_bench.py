@@ -9,6 +9,7 @@ from typing import Any
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandParser
 from django.db import connection
+from django.test import override_settings
 
 from testproject import postgres
 from testproject.bench import drain, latency, marks, raw
@@ -25,6 +26,7 @@ class Command(BaseCommand):
         parser.add_argument("--samples", type=int, default=200, help="Enqueues of the latency measurement.")
         parser.add_argument("--processes", type=int, default=2, help="Executors for synchronous runs.")
 
+    @override_settings(DEBUG=False)  # with it on, Django keeps a log of every query
     def handle(self, **options: Any) -> None:
         with postgres.TemporaryServer() as server, tempfile.TemporaryDirectory() as folder:
             marks.create(Path(folder) / "marks")
