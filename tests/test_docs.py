@@ -100,5 +100,13 @@ def test_python_blocks_compile(page: Path) -> None:
             compile(code, f"{page.name}: {code[:40]!r}", "exec")
 
 
+def test_every_fault_names_tests_that_exist() -> None:
+    for line in re.findall(r"^\| (?!what |\W+$).*", read("what-happens-when.md"), re.MULTILINE):
+        names = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", line)
+        assert names, line
+        for path, name in names:
+            assert f"def {name}(" in (BASE_DIR / path).read_text(), f"{path}::{name}"
+
+
 def test_no_picture_is_large() -> None:
     assert all(picture.stat().st_size < 150_000 for picture in (DOCS / "images").iterdir())
