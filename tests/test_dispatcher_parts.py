@@ -91,6 +91,7 @@ def repeat(step: Any, until: asyncio.Event) -> Housekeeping:
             max_interruptions=3,
             retention={},
             own_lease=lambda: None,
+            is_listening=lambda: True,
             on_ready=lambda _: None,
         )
         repeating = asyncio.create_task(housekeeping.repeat("sweep", 0.001, step))

@@ -28,16 +28,18 @@ LARGEST_BATCH = 500
 SECOND_LOOKS_SECONDS = (0.05, 0.25)
 
 LONG_WALK_SECONDS = 0.02
+LONGEST_BUSY_SECONDS = 1.0  # between two tries to write an outcome whose run another transaction holds
 
 logger = logging.getLogger("django_dispatch.dispatcher")
 
 
 class Ended(NamedTuple):
-    """A flight that has landed, and the write that it waits for."""
+    """A flight that has landed, and the write that it waits for; ``was_busy``: another transaction held its run."""
 
     flight: Flight
     outcome: Outcome
     settlement: Settlement
+    was_busy: bool = False
 
 
 class Claims:
@@ -65,6 +67,9 @@ class Claims:
         self._event = asyncio.Event()
         self._backoff = Backoff()
         self._unwritten: deque[Ended] = deque()
+        self._busy: list[Ended] = []
+        self._busy_retry: asyncio.TimerHandle | None = None
+        self._busy_backoff = Backoff(first_seconds=0.05, longest_seconds=LONGEST_BUSY_SECONDS)
         self._resent: set[Token] = set()
         self._no_picking_before = 0.0
         self._second_looks: list[asyncio.TimerHandle] = []
@@ -109,9 +114,10 @@ class Claims:
 
     def lose(self) -> int:
         """Forget all that belongs to the lease, which is lost; return how many outcomes were dropped."""
-        dropped = len(self._unwritten)
+        dropped = len(self._unwritten) + len(self._busy)
         self.lease_id, self._lease = None, b""
         self._unwritten.clear()
+        self._busy.clear()
         self._undelivered.clear()
         self._resent.clear()
         return dropped
@@ -147,7 +153,7 @@ class Claims:
 
     def is_settled(self) -> bool:
         """Return whether every outcome so far is written."""
-        return not (self._unwritten or self.is_under_way)
+        return not (self._unwritten or self._busy or self.is_under_way)
 
     def is_idle(self) -> bool:
         """Return whether there is nothing to write, and the last look found nothing."""
@@ -176,6 +182,10 @@ class Claims:
             raise
         finally:
             self._is_asking = False
+        if exchange.busy:
+            batch = self._put_off(batch, set(exchange.busy))
+        elif not self._busy:
+            self._busy_backoff.reset()
         self._note_written(batch, exchange)
         if self.lease_id == lease_id:
             self._take(exchange, limit, lease_id)
@@ -231,7 +241,8 @@ class Claims:
             return await self._exchanger.exchange(lease_id, [settlement], queues=(), limit=0)
         middle = len(batch) // 2
         halves = [await self._exchange(lease_id, half, 0, ()) for half in (batch[:middle], batch[middle:])]
-        return Exchange((), [run_id for half in halves for run_id in half.refused])
+        refused = [run_id for half in halves for run_id in half.refused]
+        return Exchange((), refused, [run_id for half in halves for run_id in half.busy])
 
     def _take(self, exchange: Exchange, limit: int, lease_id: UUID) -> None:
         self.claimed_total += len(exchange.claimed)
@@ -253,6 +264,24 @@ class Claims:
         for handle in self._second_looks:
             handle.cancel()
         self._second_looks = [self._loop.call_later(seconds, self.look) for seconds in SECOND_LOOKS_SECONDS]
+
+    def _put_off(self, batch: Sequence[Ended], busy: set[int]) -> list[Ended]:
+        """Keep the outcomes of runs that another transaction holds, to send them again soon; return the others."""
+        for ended in batch:
+            run = ended.flight.run
+            if run.id in busy:
+                if not ended.was_busy:
+                    logger.warning("Run %s (%s): a transaction holds its row; its outcome waits.", run.id, run.task)
+                self._busy.append(ended._replace(was_busy=True))
+        if self._busy_retry is None:
+            self._busy_retry = self._loop.call_later(self._busy_backoff.next_seconds(), self._retry_busy)
+        return [ended for ended in batch if ended.flight.run.id not in busy]
+
+    def _retry_busy(self) -> None:
+        busy, self._busy, self._busy_retry = self._busy, [], None
+        if self.lease_id is not None:
+            self._unwritten.extend(busy)
+        self._event.set()
 
     def _note_written(self, batch: Sequence[Ended], exchange: Exchange) -> None:
         refused = set(exchange.refused)
@@ -276,13 +305,15 @@ class Claims:
     async def _reconcile(self, lease_id: UUID) -> None:
         """After trouble, compare what the database holds under our lease with what is here."""
         held = set(await self._store.call(self._store.store.held, lease_id))
-        ours = {ended.flight.token for ended in self._unwritten}
+        ours = {ended.flight.token for ended in (*self._unwritten, *self._busy)}
         # All at one moment: what lands while a release is written is ours all the same.
         unknown = sorted(token for token in held if token not in ours and not self._pool.knows(token))
         for run_id, epoch in unknown:
             logger.warning("Run %s was claimed, but the answer was lost; it is released.", run_id)
             release = Settlement(run_id, epoch, "READY", was_started=False)
-            await self._exchanger.exchange(lease_id, [release], queues=(), limit=0)
+            exchange = await self._exchanger.exchange(lease_id, [release], queues=(), limit=0)
+            if exchange.busy:
+                self._loop.call_later(LONGEST_BUSY_SECONDS, self._reconcile_soon)
         for executor in list(self._pool.executors.values()):
             if any(flight.token not in held for flight in executor.flights.values()):
                 logger.error("Executor %s runs what is not ours any more; it is killed.", executor.pid)

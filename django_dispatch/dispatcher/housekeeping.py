@@ -22,14 +22,18 @@ JITTER = 0.2
 PRUNE_SECONDS = 60.0
 PRUNE_LIMIT = 5000
 PROMOTE_LIMIT = 1000
-NEIGHBOUR_SECONDS = 0.5
+NEIGHBOUR_SECONDS = 0.5  # look whether they live
+LEARN_SECONDS = 1.0  # and who they are, if no wakeup tells
 RECLAIM_GRACE_SECONDS = 2.0
 
 logger = logging.getLogger("django_dispatch.housekeeping")
 
 
 class Housekeeping:
-    """The steps that keep the tables in order for all. ``on_ready`` is told of queues that got READY runs."""
+    """The steps that keep the tables in order for all. ``on_ready`` is told of queues that got READY runs.
+
+    ``is_listening`` says whether a wakeup would tell of a new neighbour.
+    """
 
     def __init__(
         self,
@@ -41,6 +45,7 @@ class Housekeeping:
         retention: Mapping[str, float | None],
         own_lease: Callable[[], UUID | None],
         on_ready: Callable[[Sequence[str]], None],
+        is_listening: Callable[[], bool],
     ) -> None:
         self._store = store
         self._ttl_seconds = ttl_seconds
@@ -49,7 +54,9 @@ class Housekeeping:
         self._retention = retention
         self._own_lease = own_lease
         self._on_ready = on_ready
+        self._is_listening = is_listening
         self._neighbours: Sequence[Neighbour] = ()
+        self._news, self._learned, self._learned_at = 1, 0, 0.0
         self.last_success: dict[str, float] = {}
         """When each step last succeeded, by time.time()."""
 
@@ -96,13 +103,22 @@ class Housekeeping:
             logger.warning(
                 "Run %s (%s) is reclaimed from lease %s: %s.", run.run_id, run.task, run.lease_id, run.status
             )
+        self.learn_neighbours()  # whom no wakeup announced
         await self._announce([run.queue for run in reclaimed if _is_ready(run)])
-        self._neighbours = await self._store.call(
-            self._store.store.neighbours, host=process.host_name(), besides=self._own_lease()
-        )
+
+    def learn_neighbours(self) -> None:
+        """Ask with the next look who has a lease on this host: somebody may be new there, and dead already."""
+        self._news += 1
 
     async def look_at_neighbours(self) -> None:
         """Reclaim at once from dispatchers of this host that are dead, with all their executors."""
+        is_due = not self._is_listening() and time.monotonic() > self._learned_at + LEARN_SECONDS
+        if is_due or self._news != self._learned:
+            news = self._news  # what is said while we ask is asked for again
+            self._neighbours = await self._store.call(
+                self._store.store.neighbours, host=process.host_name(), besides=self._own_lease()
+            )
+            self._learned, self._learned_at = news, time.monotonic()
         dead = [neighbour.lease_id for neighbour in self._neighbours if process.is_dead(neighbour.process)]
         if dead:
             await self.reclaim(dead)

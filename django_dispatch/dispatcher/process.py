@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,11 @@ def host_name() -> str:
 
 def identity(boot_mark: str) -> dict[str, Any]:
     """Describe this dispatcher, so that a neighbour can tell whether it and its executors live. Linux only; else {}."""
-    try:
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        namespace = os.readlink("/proc/self/ns/pid")
-    except OSError:
+    place = _place()
+    if not place:
         return {}
     return {
-        "boot_id": boot_id,
-        "pid_namespace": namespace,
+        **place,
         "uid": os.geteuid(),
         "dispatcher": [os.getpid(), start_time(os.getpid())],
         "mark": boot_mark,
@@ -32,10 +30,10 @@ def identity(boot_mark: str) -> dict[str, Any]:
 
 def is_dead(process: Mapping[str, Any]) -> bool:
     """Return whether a dispatcher is surely dead, with its zygote and every executor. False also means: cannot tell."""
-    ours = identity("")
-    if not ours or any(process.get(key) != ours[key] for key in ("boot_id", "pid_namespace")):
+    place = _place()
+    if not place or any(process.get(key) != value for key, value in place.items()):
         return False
-    if ours["uid"] not in (0, process.get("uid")):
+    if os.geteuid() not in (0, process.get("uid")):
         return False  # we could not look into its executors
     try:
         pid, started = process["dispatcher"]
@@ -55,6 +53,18 @@ def start_time(pid: int) -> int:
         return 0
     fields = stat[stat.rindex(b")") + 2 :].split()
     return 0 if fields[0] in b"ZX" else int(fields[19])
+
+
+@cache
+def _place() -> Mapping[str, str]:
+    """Where pids mean the same processes: this boot of this kernel, this namespace. It never changes for a process."""
+    try:
+        return {
+            "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+            "pid_namespace": os.readlink("/proc/self/ns/pid"),
+        }
+    except OSError:
+        return {}
 
 
 def _environments() -> list[bytes]:

@@ -164,6 +164,7 @@ class Dispatcher:
             retention=self.settings.retention,
             own_lease=lambda: self.claims.lease_id,
             on_ready=self._on_ready,
+            is_listening=lambda: self.listener is not None and self.listener.is_connected,
         )
 
     def _make_listener(self) -> Listener | None:
@@ -177,7 +178,7 @@ class Dispatcher:
         return Listener(
             self._listen_params,
             on_wakeup=self._on_wakeup,
-            on_connected=self.claims.look,
+            on_connected=self._on_listening,
             send=send,
             pause=backoff.next_seconds,
             on_proved=backoff.reset,
@@ -268,11 +269,18 @@ class Dispatcher:
 
     # wakeups
 
+    def _on_listening(self) -> None:
+        """Look for what no wakeup has told."""
+        self.claims.look()
+        self.housekeeping.learn_neighbours()
+
     def _on_wakeup(self, wakeup: Wakeup) -> None:
         if wakeup.kind == "ready":
             self._on_ready([wakeup.value])
         elif wakeup.kind == "cancel" and wakeup.value == str(self.claims.lease_id):
             self._soon("cancel", self._look_for_cancellations())
+        elif wakeup.kind == "lease" and wakeup.value == process.host_name():
+            self.housekeeping.learn_neighbours()
 
     def _on_ready(self, names: Sequence[str]) -> None:
         if self.queues.add(names):

@@ -86,10 +86,14 @@ class Settlement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What finish-and-claim brought: the runs claimed, best first, and the ids whose settlement was refused."""
+    """What finish-and-claim brought: the runs claimed, best first, and the ids whose settlement was not written.
+
+    Refused: the token does not fit. Busy: another transaction holds the run; the settlement is to be sent again.
+    """
 
     claimed: Sequence[ClaimedRun]
     refused: Sequence[int]
+    busy: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +135,7 @@ class Store(ABC):
 
     @abstractmethod
     def acquire(self, lease: NewLease, *, ttl_seconds: float) -> None:
-        """Record a lease that is live from now for ``ttl_seconds``."""
+        """Record a lease that is live from now for ``ttl_seconds``, and wake the dispatchers of its host."""
 
     @abstractmethod
     def renew(self, lease_id: UUID, *, ttl_seconds: float, is_draining: bool) -> bool:
@@ -152,9 +156,9 @@ class Store(ABC):
     ) -> Exchange:
         """Write settlements and claim what is wanted of the READY runs, in one statement and one commit.
 
-        A settlement counts only where lease and epoch still match. Nothing is claimed unless the lease is live by
-        the database's clock at that moment. Each queue is served by priority, then id. Raises DataError when a
-        settlement cannot be stored: then nothing was written.
+        A settlement counts only where lease and epoch still match. Nobody's lock on a run is waited for. Nothing is
+        claimed unless the lease is live by the database's clock at that moment. Each queue is served by priority,
+        then id. Raises DataError when a settlement cannot be stored: then nothing was written.
         """
 
     @abstractmethod
@@ -167,7 +171,10 @@ class Store(ABC):
 
     @abstractmethod
     def report_progress(self, lease_id: UUID, progress: Mapping[tuple[int, int], str]) -> None:
-        """Store progress documents (JSON texts), keyed by (run id, epoch), of runs that the lease still holds."""
+        """Store progress documents (JSON texts), keyed by (run id, epoch), of runs that the lease still holds.
+
+        Skips a run that another transaction holds.
+        """
 
     # housekeeping
 

@@ -52,22 +52,24 @@ def exchange_params(lease_id: UUID, settlements: Sequence[Settlement], wanted: W
 
 def read_exchange(rows: Iterable[Row], queues: Sequence[str]) -> Exchange:
     """Return what the rows of either statement say."""
-    claimed, refused = [], []
+    claimed: list[ClaimedRun] = []
+    refused: list[int] = []
+    busy: list[int] = []
     for row in rows:
-        if row[1] is None:
-            refused.append(row[0])
-        else:
+        if row[1] is not None:
             claimed.append(ClaimedRun._make(row))
+        else:
+            (busy if row[2] else refused).append(row[0])
     # RETURNING promises no order. The statement took the queues in their order, each by priority, then id.
     place = {queue: index for index, queue in enumerate(queues)}
     claimed.sort(key=lambda run: (place[run.queue], -run.priority, run.id))
-    return Exchange(claimed, refused)
+    return Exchange(claimed, refused, busy)
 
 
 def _document(settlements: Sequence[Settlement]) -> str:
     """One JSON document for all: PostgreSQL reads it 2 to 3 times faster than arrays. Payloads pass as they are.
 
-    In the order of the ids, in which everybody locks runs who may have to wait for one.
+    In the order of the ids, in which an application's cancels lock runs too.
     """
     return f"[{','.join(_items(settlements))}]"
 

@@ -9,11 +9,16 @@ began.
 RUN = "django_dispatch_run"
 LEASE = "django_dispatch_lease"
 
+# The wakeup tells the dispatchers of the same host whom to look after.
 ACQUIRE = f"""
-INSERT INTO {LEASE} (id, node, host, pid, process, queues, slots, version, acquired_at, renewed_at, expires_at)
-SELECT %(id)s, %(node)s, %(host)s, %(pid)s, %(process)s, %(queues)s, %(slots)s, %(version)s, t, t,
-       t + %(ttl)s * interval '1 second'
-FROM clock_timestamp() AS t
+WITH acquired AS (
+  INSERT INTO {LEASE} (id, node, host, pid, process, queues, slots, version, acquired_at, renewed_at, expires_at)
+  SELECT %(id)s, %(node)s, %(host)s, %(pid)s, %(process)s, %(queues)s, %(slots)s, %(version)s, t, t,
+         t + %(ttl)s * interval '1 second'
+  FROM clock_timestamp() AS t
+  RETURNING host
+)
+SELECT pg_notify('django_dispatch', 'lease:' || host) FROM acquired
 """
 
 RENEW = f"""
@@ -26,26 +31,26 @@ SURRENDER = f"""
 DELETE FROM {LEASE} WHERE id = %(id)s AND NOT EXISTS (SELECT FROM {RUN} WHERE lease_id = %(id)s)
 """
 
+# Whether what was claimed is still ours: the token fits.
+_OURS = "r.id = s.id AND r.epoch = s.epoch AND r.lease_id IS NOT DISTINCT FROM %(lease)s AND r.status = 'RUNNING'"
+
 # An acknowledged cancel wins over another attempt; a body that ended with a verdict of its own wins over the cancel.
 _WORD = """CASE WHEN r.cancel_requested_at IS NOT NULL AND s.status IN ('READY', 'SCHEDULED')
              THEN 'CANCELLED' ELSE s.status END"""
 
 
-# finish: the update by token. claim: lock and check our own lease, pick per queue, update. All outcomes are written
-# before the lease is locked and a run is picked (``live`` reads ``finished``): only they may have to wait for somebody,
-# a cancel in a long transaction say, and then hold neither the renewal up nor a claimed run that the cancel wants next.
-# The lease is not locked when there is nothing to claim, so that an idle poll writes nothing. The row of a refused
-# settlement is its id and nulls.
+# finish: lock by token what nobody else holds, update. claim: lock and check our own lease, pick per queue, update.
+# Nothing here waits for a run: one that is held, by a cancel in a long transaction say, is answered as busy, to be sent
+# again; the others are written and claimed at once. The lease is not locked when there is nothing to claim, so that an
+# idle poll writes nothing. The row of a settlement that was not written is its id, nulls, and 'busy' or null (refused).
 #
 # The inner LIMIT is a constant, for the planner; the outer one stops pulling, so no more rows are locked than asked.
 # IS NOT DISTINCT FROM cannot use the lease's index: under a long transaction elsewhere that index holds a dead entry
 # for every run of this boot, and the primary key does not.
-def _picking(after: str = "") -> str:
-    """The common table expressions that pick what to claim; ``after`` is a condition that puts others before them."""
-    return f"""
+_PICKING = f"""
 live AS MATERIALIZED (
   SELECT id FROM {LEASE}
-  WHERE id = %(lease)s AND expires_at > clock_timestamp() AND %(limit)s > 0 {after} AND EXISTS (
+  WHERE id = %(lease)s AND expires_at > clock_timestamp() AND %(limit)s > 0 AND EXISTS (
     SELECT FROM unnest(%(queues)s::text[]) AS q(name)
     CROSS JOIN LATERAL (
       SELECT FROM {RUN} WHERE status = 'READY' AND queue = q.name ORDER BY priority DESC, id LIMIT 1) AS one)
@@ -71,13 +76,15 @@ _CLAIMING = f"""
 """
 
 # The claim of an idle dispatcher, which has nothing to finish: a shorter way from a wakeup to a body.
-CLAIM = f"WITH {_picking()} {_CLAIMING}"
+CLAIM = f"WITH {_PICKING} {_CLAIMING}"
 
 EXCHANGE = f"""
 WITH settled AS MATERIALIZED (
   SELECT * FROM jsonb_to_recordset(%(settlements)s::jsonb) AS s(
     id bigint, epoch int, status text, result jsonb, error jsonb, progress jsonb, delay float8,
     failed smallint, interrupted smallint, started smallint)
+), free AS MATERIALIZED (
+  SELECT s.* FROM settled AS s JOIN {RUN} AS r ON {_OURS} FOR NO KEY UPDATE OF r SKIP LOCKED
 ), finished AS (
   UPDATE {RUN} AS r
   SET status = {_WORD}, lease_id = NULL, result = s.result,
@@ -91,25 +98,27 @@ WITH settled AS MATERIALIZED (
       run_after = CASE {_WORD} WHEN 'SCHEDULED' THEN clock_timestamp() + s.delay * interval '1 second' END,
       unique_key = CASE WHEN {_WORD} IN ('READY', 'SCHEDULED') THEN r.unique_key END,
       finished_at = CASE WHEN {_WORD} NOT IN ('READY', 'SCHEDULED') THEN clock_timestamp() END
-  FROM settled AS s
-  WHERE r.id = s.id AND r.epoch = s.epoch AND r.lease_id IS NOT DISTINCT FROM %(lease)s AND r.status = 'RUNNING'
+  FROM free AS s WHERE r.id = s.id
   RETURNING r.id
-), {_picking(after="AND (SELECT count(*) FROM finished) >= 0")}, claimed AS ({_CLAIMING})
+), {_PICKING}, claimed AS ({_CLAIMING})
 SELECT * FROM claimed
 UNION ALL
-SELECT id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM settled
-WHERE id NOT IN (SELECT id FROM finished)
+SELECT id, NULL, CASE WHEN EXISTS (SELECT FROM {RUN} AS r WHERE {_OURS}) THEN 'busy' END,
+       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM settled AS s WHERE id NOT IN (SELECT id FROM finished)
 """
 
 HELD = f"SELECT id, epoch FROM {RUN} WHERE lease_id = %(lease)s"
 
 CANCELLATIONS = f"SELECT id, epoch FROM {RUN} WHERE lease_id = %(lease)s AND cancel_requested_at IS NOT NULL"
 
-# By the primary key, in the order of the document, which is by id; by the lease's index it would be any order.
+# A run that is held by somebody is skipped: there will be a newer progress, and the last one comes with the outcome.
 PROGRESS = f"""
-UPDATE {RUN} AS r SET progress = p.progress
-FROM jsonb_to_recordset(%(progress)s::jsonb) AS p(id bigint, epoch int, progress jsonb)
-WHERE r.id = p.id AND r.epoch = p.epoch AND r.lease_id IS NOT DISTINCT FROM %(lease)s AND r.status = 'RUNNING'
+WITH free AS MATERIALIZED (
+  SELECT s.* FROM jsonb_to_recordset(%(progress)s::jsonb) AS s(id bigint, epoch int, progress jsonb)
+  JOIN {RUN} AS r ON {_OURS} FOR NO KEY UPDATE OF r SKIP LOCKED
+)
+UPDATE {RUN} AS r SET progress = free.progress FROM free WHERE r.id = free.id
 """
 
 # What a run becomes whose body was lost. The first loss is repeated at once; later ones wait 2, 4, 8 … seconds, so
@@ -132,7 +141,8 @@ _LOSE = f"""
 RECLAIM = f"""
 WITH expired AS MATERIALIZED (
   SELECT id, node, CASE WHEN expires_at < clock_timestamp() - %(grace)s * interval '1 second'
-                   THEN 'its lease expired' ELSE %(why)s END AS why
+                   THEN 'its lease expired' ELSE %(why)s END
+         || ' (node ' || node || ', pid ' || pid || ' on ' || host || ')' AS why
   FROM {LEASE}
   WHERE expires_at < clock_timestamp() - %(grace)s * interval '1 second' OR id = ANY(%(dead)s::uuid[])
   ORDER BY expires_at LIMIT 20 FOR UPDATE SKIP LOCKED

@@ -8,18 +8,21 @@ from typing import Literal, get_args
 
 CHANNEL = "django_dispatch"
 
-WakeupKind = Literal["ready", "cancel", "test"]
+WakeupKind = Literal["ready", "cancel", "lease", "test"]
 
 
 @dataclass(frozen=True, slots=True)
 class Wakeup:
-    """``ready``: a queue may have READY runs; ``cancel``: a lease's runs were asked to stop; ``test``: an echo."""
+    """``ready``: a queue may have READY runs; ``cancel``: a lease's runs were asked to stop; ``test``: an echo.
+
+    ``lease``: a dispatcher of a host has taken a lease.
+    """
 
     kind: WakeupKind
     value: str
 
     def encode(self) -> str:
-        """Return the payload: ``ready:<queue>``, ``cancel:<lease id>`` or ``test:<any text>``."""
+        """Return the payload: ``ready:<queue>``, ``cancel:<lease id>``, ``lease:<host>`` or ``test:<any text>``."""
         return f"{self.kind}:{self.value}"
 
     @classmethod

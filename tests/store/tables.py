@@ -64,7 +64,7 @@ def claim(
 def finish(store: Store, lease_id: UUID, *settlements: Settlement) -> Sequence[int]:
     """Write settlements without claiming; return the ids that were refused."""
     exchange = store.exchange(lease_id, settlements, queues=(), limit=0)
-    assert exchange.claimed == []
+    assert (exchange.claimed, exchange.busy) == ([], [])
     return exchange.refused
 
 

@@ -13,7 +13,7 @@ from django.db import connection, connections, transaction
 
 from django_dispatch import CancelAnswer, cancel, cancel_many
 from django_dispatch.models import Lease, Run, Status
-from django_dispatch.store.base import Exchange, Settlement, Store
+from django_dispatch.store.base import Exchange, Store
 from django_dispatch.store.postgres import PostgresStore, open_store
 
 from .tables import LONG_AGO, acquire, add_run, add_running, add_runs, claim, expire, finish, statuses, stored, success
@@ -169,19 +169,17 @@ class TestReclaimAgainstTheDispatcherItself:
         assert reclaim(other, dead_leases=[lease_id]) == []
         commit(store)
 
-    def test_an_outcome_waits_for_a_reclaim_and_is_refused(
-        self, store: PostgresStore, other: PostgresStore, start: Any
+    def test_an_outcome_is_busy_during_a_reclaim_and_refused_after_it(
+        self, store: PostgresStore, other: PostgresStore
     ) -> None:
         lease_id = acquire(store)
         run = add_running(store, lease_id)
         expire(lease_id)
-        backend = backend_of(store)
         begin(other)
         assert reclaim(other) == [run.id]
-        refused = start(finish, store, lease_id, success(run))
-        wait_until_blocked(backend, refused)
+        assert store.exchange(lease_id, [success(run)], queues=(), limit=0) == Exchange([], [], [run.id])
         commit(other)
-        assert refused.result(PATIENCE_SECONDS) == [run.id]
+        assert store.exchange(lease_id, [success(run)], queues=(), limit=0) == Exchange([], [run.id], [])
         assert stored(run.id).status == Status.READY
 
     def test_a_reclaim_leaves_alone_what_is_being_finished(self, store: PostgresStore, other: PostgresStore) -> None:
@@ -240,84 +238,54 @@ class TestSweepsAtTheSameTime:
         assert not Run.objects.exists()
 
 
-class TestNoDeadlock:
-    """Every writer that waits for runs locks them by id; a claim and the sweeps never wait for a run."""
+class TestUnderALongTransaction:
+    """An application holds runs, by a cancel say: nothing of a dispatcher's waits for it, so nothing can deadlock."""
 
-    def two_runs_stored_in_the_order_opposite_to_their_ids(self, store: Store) -> tuple[Any, list[Any]]:
+    def test_a_reclaim_takes_the_others_and_what_was_held_with_the_next_sweep(self, store: PostgresStore) -> None:
         lease_id = acquire(store)
-        low, high = add_run(queue="low"), add_run(queue="high")
-        claimed = [claim(store, lease_id, queues=[queue])[0] for queue in ("high", "low")]
-        assert [run.id for run in claimed] == [high, low]
-        return lease_id, claimed[::-1]
-
-    def call_while_a_cancel_goes_by_id(
-        self, store: PostgresStore, ids: list[int], start: Any, call: Callable[[], Any], *, does_wait: bool
-    ) -> Any:
-        """Lock the first run as a cancel of both does, let the call come in between, then lock the second."""
-        backend = backend_of(store)
-        with transaction.atomic():
-            cancel(ids[0])
-            answer = start(call)
-            if does_wait:
-                wait_until_blocked(backend, answer)
-            else:
-                answer.result(PATIENCE_SECONDS)
-            cancel(ids[1])
-        return answer.result(PATIENCE_SECONDS)
-
-    def test_between_a_cancel_and_a_reclaim(self, store: PostgresStore, start: Any) -> None:
-        lease_id, runs = self.two_runs_stored_in_the_order_opposite_to_their_ids(store)
+        held, free = add_running(store, lease_id), add_running(store, lease_id)
         expire(lease_id)
-        ids = [run.id for run in runs]
-        taken = self.call_while_a_cancel_goes_by_id(store, ids, start, lambda: reclaim(store), does_wait=False)
-        assert taken + reclaim(store) == ids[::-1]
-
-    def test_between_a_cancel_and_outcomes(self, store: PostgresStore, start: Any) -> None:
-        lease_id, runs = self.two_runs_stored_in_the_order_opposite_to_their_ids(store)
-        ids = [run.id for run in runs]
-        outcomes = [success(run) for run in reversed(runs)]
-        call = lambda: finish(store, lease_id, *outcomes)  # noqa: E731
-        assert self.call_while_a_cancel_goes_by_id(store, ids, start, call, does_wait=True) == []
-
-    def test_between_a_cancel_and_progress(self, store: PostgresStore, start: Any) -> None:
-        lease_id, runs = self.two_runs_stored_in_the_order_opposite_to_their_ids(store)
-        ids = [run.id for run in runs]
-        progress = {(run.id, run.epoch): "1" for run in reversed(runs)}
-        call = lambda: store.report_progress(lease_id, progress)  # noqa: E731
-        self.call_while_a_cancel_goes_by_id(store, ids, start, call, does_wait=True)
-        assert [stored(run_id).progress for run_id in ids] == [1, 1]
-
-    def test_between_a_cancel_and_an_exchange_that_claims(self, store: PostgresStore, start: Any) -> None:
-        lease_id = acquire(store)
-        done = add_running(store, lease_id)
-        ready = add_run()
-        call = lambda: store.exchange(lease_id, [success(done)], queues=["default"], limit=5)  # noqa: E731
-        ids = [done.id, ready]
-        assert self.call_while_a_cancel_goes_by_id(store, ids, start, call, does_wait=True) == Exchange([], [])
-        assert statuses(ids) == [Status.SUCCESSFUL, Status.CANCELLED]
-
-    def test_an_outcome_that_waits_does_not_hold_up_the_renewal(
-        self, store: PostgresStore, other: PostgresStore, start: Any
-    ) -> None:
-        lease_id = acquire(store)
-        run = add_running(store, lease_id)
-        add_run()
-        backend = backend_of(store)
         with transaction.atomic():
-            cancel(run.id)
-            settlements = [Settlement(run.id, run.epoch, "READY")]
-            answer = start(store.exchange, lease_id, settlements, queues=["default"], limit=5)
-            wait_until_blocked(backend, answer)
-            other.session.execute("SET lock_timeout = '1s'")
+            cancel(held.id)
+            assert reclaim(store) == [free.id]
+        assert reclaim(store) == [held.id]
+        assert stored(held.id).status == Status.CANCELLED
+
+    def test_outcomes_are_written_but_for_the_one_that_is_held(self, store: PostgresStore) -> None:
+        lease_id = acquire(store)
+        first, held, last = (add_running(store, lease_id) for _ in range(3))
+        outcomes = [success(run, result="1") for run in (last, held, first)]
+        with transaction.atomic():
+            cancel(held.id)
+            assert store.exchange(lease_id, outcomes, queues=(), limit=0) == Exchange([], [], [held.id])
+        assert statuses([first.id, held.id, last.id]) == [Status.SUCCESSFUL, Status.RUNNING, Status.SUCCESSFUL]
+        assert finish(store, lease_id, success(held)) == []
+
+    def test_progress_is_stored_but_for_the_one_that_is_held(self, store: PostgresStore) -> None:
+        lease_id = acquire(store)
+        held, free = add_running(store, lease_id), add_running(store, lease_id)
+        with transaction.atomic():
+            cancel(held.id)
+            store.report_progress(lease_id, {(run.id, run.epoch): "1" for run in (free, held)})
+        assert [stored(run.id).progress for run in (held, free)] == [None, 1]
+
+    def test_an_exchange_claims_and_the_lease_is_renewed(self, store: PostgresStore, other: PostgresStore) -> None:
+        lease_id = acquire(store)
+        held = add_running(store, lease_id)
+        ready = add_run()
+        with transaction.atomic():
+            cancel(held.id)
+            exchange = store.exchange(lease_id, [success(held)], queues=["default"], limit=5)
+            assert ([run.id for run in exchange.claimed], exchange.busy) == ([ready], [held.id])
             assert other.renew(lease_id, ttl_seconds=30.0, is_draining=False)
-        assert len(answer.result(PATIENCE_SECONDS).claimed) == 1
+            assert cancel(ready) is CancelAnswer.REQUESTED
 
 
 def test_an_idle_look_writes_nothing(store: PostgresStore) -> None:
     lease_id = acquire(store)
     add_run(queue="not served")
     begin(store)
-    assert store.exchange(lease_id, [], queues=["default"], limit=10) == Exchange([], [])
+    assert store.exchange(lease_id, [], queues=["default"], limit=10) == Exchange([], [], [])
     assert store.promote(limit=10) == ([], None)
     assert store.prune(status="SUCCESSFUL", age_seconds=0.0, limit=10) == 0
     assert store.reclaim(grace_seconds=0.0, max_interruptions=3) == []

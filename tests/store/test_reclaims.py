@@ -46,7 +46,7 @@ def test_a_lost_attempt_is_on_record(store: Store) -> None:
     assert lost == {
         "attempt": 2,
         "kind": "lost",
-        "message": "The dispatcher was lost: its lease expired",
+        "message": "The dispatcher was lost: its lease expired (node lost node, pid 4711 on a host)",
         "executor": "lost node",
     }
 

@@ -4,9 +4,9 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from django.db import DataError
+from django.db import DataError, transaction
 
-from django_dispatch.models import Status
+from django_dispatch.models import Run, Status
 from django_dispatch.store.base import ClaimedRun, Settlement, Store
 
 from .tables import (
@@ -119,6 +119,25 @@ def test_refused_settlements_are_named_and_the_others_of_the_batch_written(store
     assert sorted(refused) == sorted([mine[1].id, mine[1].id + 1_000_000, theirs.id, waiting])
     assert statuses([run.id for run in mine]) == [Status.SUCCESSFUL, Status.RUNNING, Status.SUCCESSFUL]
     assert statuses([theirs.id, waiting]) == [Status.RUNNING, Status.READY]
+
+
+def test_a_run_that_a_transaction_holds_is_busy_and_the_rest_is_written_and_claimed(store: Store) -> None:
+    lease_id = acquire(store)
+    mine = [add_running(store, lease_id) for _ in range(3)]
+    waiting = add_run()
+    outcomes = [success(run) for run in mine]
+    old = Settlement(mine[1].id, mine[1].epoch - 1, "SUCCESSFUL")
+    with transaction.atomic():
+        before = Run.objects.select_for_update().filter(pk=mine[1].id).values().get()
+        exchange = store.exchange(lease_id, outcomes, queues=["default"], limit=10)
+        assert ([run.id for run in exchange.claimed], exchange.refused) == ([waiting], [])
+        assert exchange.busy == [mine[1].id]
+        again = store.exchange(lease_id, [old], queues=(), limit=0)
+        assert (again.refused, again.busy) == ([mine[1].id], []), "what is not ours is not waited for"
+    assert columns_of(mine[1].id) == before
+    assert statuses([mine[0].id, mine[2].id]) == [Status.SUCCESSFUL] * 2
+    assert finish(store, lease_id, outcomes[1]) == []
+    assert stored(mine[1].id).status == Status.SUCCESSFUL
 
 
 @pytest.mark.parametrize("epoch", [-1, +1])
