@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, MutableMapping
 from contextvars import ContextVar
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from uuid import UUID, uuid5
 
 from .arguments import is_storable
@@ -13,6 +13,8 @@ from .exceptions import InvalidOption
 
 NAMESPACE = UUID("a4d2f729-afff-4982-ad79-4b8752f657ea")
 MAX_AMOUNT = 2**63
+
+StopReason: TypeAlias = Literal["cancel", "timeout", "shutdown"]
 
 # Set around each body by its executor.
 current_run_id: ContextVar[int | None] = ContextVar("django_dispatch_run_id", default=None)
@@ -40,19 +42,19 @@ class TaskContext:
         attempt: int,
         worker_id: str,
         report: Callable[[str], None] | None,
-        is_stopping: Callable[[], bool] | None,
+        why_stop: Callable[[], StopReason | None] | None,
     ) -> None:
         self.run_id = run_id
         self.epoch = epoch
         self.attempt = attempt
         self.worker_id = worker_id
         self._report = report
-        self._is_stopping = is_stopping
+        self._why_stop = why_stop
 
     @classmethod
     def detached(cls) -> "TaskContext":
         """Return the context of a plain call."""
-        return cls(run_id=None, epoch=0, attempt=1, worker_id="", report=None, is_stopping=None)
+        return cls(run_id=None, epoch=0, attempt=1, worker_id="", report=None, why_stop=None)
 
     @cached_property
     def uuid(self) -> UUID | None:
@@ -67,7 +69,12 @@ class TaskContext:
     @property
     def cancel_requested(self) -> bool:
         """Whether this run is asked to stop. An async body, or one with many small steps, may look and return."""
-        return self._is_stopping is not None and self._is_stopping()
+        return self.stop_reason is not None
+
+    @property
+    def stop_reason(self) -> StopReason | None:
+        """Why this run is asked to stop, whatever exception says so; None while it is not."""
+        return self._why_stop() if self._why_stop is not None else None
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
         """Say how far the body is: ``done`` of ``total``, in any unit. Does not block; the newest report counts.

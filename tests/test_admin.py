@@ -581,6 +581,16 @@ def test_an_entry_of_any_shape_is_a_block() -> None:
     assert display.error_blocks([]) == display.error_blocks(None) == display.EMPTY
 
 
+def test_the_size_of_an_executor_that_died_is_shown() -> None:
+    message = "Its executor died: killed by SIGKILL, out of memory."
+    html = display.error_blocks([{"kind": "lost", "message": message, "executor": "web1:7", "peak_kb": 300 * 1024}])
+    assert message in html
+    assert "lost · web1:7 · peak memory 300 MB" in html
+    assert "peak memory" not in display.error_blocks(
+        [{"message": "no", "peak_kb": 0}, {"message": "no", "peak_kb": "x"}]
+    )
+
+
 def test_only_the_newest_errors_are_shown() -> None:
     html = display.error_blocks([{"message": f"no {number}."} for number in range(60)])
     assert "no 59." in html

@@ -18,7 +18,7 @@ def a_context(**given: Any) -> TaskContext:
         "attempt": 1,
         "worker_id": "w",
         "report": None,
-        "is_stopping": None,
+        "why_stop": None,
     }
     return TaskContext(**(facts | given))
 
@@ -34,16 +34,17 @@ def test_the_uuid_is_the_same_for_every_attempt_of_a_run_and_no_other() -> None:
 
 def test_a_detached_context_has_no_run_and_goes_nowhere() -> None:
     context = TaskContext.detached()
-    assert (context.run_id, context.uuid, context.attempt, context.cancel_requested) == (None, None, 1, False)
+    assert (context.run_id, context.uuid, context.attempt) == (None, None, 1)
+    assert (context.cancel_requested, context.stop_reason) == (False, None)
     context.progress(1, 2)
 
 
 def test_a_cancel_is_seen_when_it_comes() -> None:
-    stopping: list[bool] = []
-    context = a_context(is_stopping=lambda: bool(stopping))
-    assert not context.cancel_requested
-    stopping.append(True)
-    assert context.cancel_requested
+    reasons: list[str | None] = [None]
+    context = a_context(why_stop=lambda: reasons[-1])
+    assert (context.cancel_requested, context.stop_reason) == (False, None)
+    reasons.append("timeout")
+    assert (context.cancel_requested, context.stop_reason) == (True, "timeout")
 
 
 def test_progress_is_reported_as_compact_json() -> None:

@@ -142,7 +142,7 @@ def test_async_bodies_are_recognised() -> None:
 
 
 def test_invoke_gives_the_body_the_context_it_is_given() -> None:
-    context = TaskContext(run_id=9, epoch=1, attempt=2, worker_id="w", report=None, is_stopping=None)
+    context = TaskContext(run_id=9, epoch=1, attempt=2, worker_id="w", report=None, why_stop=None)
     assert who.invoke(context, ["Ada"], {}) == (9, "Ada")
     assert add.invoke(context, [1], {"b": 2}) == 3
 

@@ -11,6 +11,7 @@ from django.test import Client
 from pytest_django import DjangoAssertNumQueries
 
 from django_dispatch import TaskContext
+from django_dispatch.context import StopReason
 from django_dispatch.models import Run
 from testproject.shop import sales, tasks
 from testproject.shop.models import CatalogueImport, Order, Product
@@ -51,10 +52,10 @@ def test_a_receipt_is_sent_once_however_often_it_is_attempted() -> None:
 def run_import(catalogue: CatalogueImport, reports: list[str], *, stop_after: int) -> int:
     """Run the import's body under a context that is cancelled after so many reports."""
 
-    def is_stopping() -> bool:
-        return len(reports) >= stop_after
+    def why_stop() -> StopReason | None:
+        return "cancel" if len(reports) >= stop_after else None
 
-    context = TaskContext(run_id=1, epoch=1, attempt=1, worker_id="", report=reports.append, is_stopping=is_stopping)
+    context = TaskContext(run_id=1, epoch=1, attempt=1, worker_id="", report=reports.append, why_stop=why_stop)
     return tasks.import_catalogue.invoke(context, [catalogue.pk], {})
 
 

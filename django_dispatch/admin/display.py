@@ -106,6 +106,8 @@ def _error_block(entry: Any) -> SafeString:
         return format_html('<div class="dispatch-error">{}</div>', json_block(entry))
     head = [_("attempt %s") % entry["attempt"]] if entry.get("attempt") is not None else []
     head += [str(entry[key]) for key in ("kind", "executor") if entry.get(key)]
+    if _is_amount(peak_kb := entry.get("peak_kb")) and peak_kb:
+        head.append(_("peak memory %d MB") % (peak_kb // 1024))
     if at := entry.get("at"):
         head.append(_exact_text(at))
     title = ": ".join(str(entry[key]) for key in ("exception_class", "message") if entry.get(key))

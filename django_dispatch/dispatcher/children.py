@@ -102,7 +102,7 @@ class Children:
         if event == "spawned":
             self._pool.on_spawned(facts["executor"], facts["pid"])
         elif event == "exited":
-            self._pool.on_exited(facts["executor"], facts["status"], facts["cause"], facts["peak_kb"])
+            self._pool.on_exited(facts["executor"], facts["status"], facts["cause"], facts["peak_kb"], facts["note"])
         elif event == "ready":
             self._on_ready(facts["tasks"], facts["broken"])
 

@@ -93,6 +93,11 @@ class Claims:
         """A slot is free: look again, for what there was no room before."""
         self._event.set()
 
+    def reconcile_soon(self) -> None:
+        """A connection broke: see whether what the database holds for us is what is here."""
+        self._must_reconcile = True
+        self._event.set()
+
     def on_outcome(self, flight: Flight, outcome: Outcome, progress: str | None) -> None:
         """Write what a run has come to, and its last progress; what belongs to a lost lease does not count."""
         if flight.lease != self._lease:
@@ -134,9 +139,9 @@ class Claims:
                     pass
                 self._backoff.reset()
             except DatabaseError as error:
-                self._reconcile_soon()
+                self.reconcile_soon()
                 # A statement goes on in the database when its connection breaks: look again when it must have ended.
-                self._loop.call_later(self._store.deadline_seconds, self._reconcile_soon)
+                self._loop.call_later(self._store.deadline_seconds, self.reconcile_soon)
                 pause = self._backoff.next_seconds()
                 logger.warning("The database does not answer (%s); next try in %.1f s.", _first_line(error), pause)
                 await asyncio.sleep(pause)
@@ -298,10 +303,6 @@ class Claims:
             else:
                 logger.warning("Run %s (%s): lease lost; its outcome is dropped.", run.id, run.task)
 
-    def _reconcile_soon(self) -> None:
-        self._must_reconcile = True
-        self._event.set()
-
     async def _reconcile(self, lease_id: UUID) -> None:
         """After trouble, compare what the database holds under our lease with what is here."""
         held = set(await self._store.call(self._store.store.held, lease_id))
@@ -313,7 +314,7 @@ class Claims:
             release = Settlement(run_id, epoch, "READY", was_started=False)
             exchange = await self._exchanger.exchange(lease_id, [release], queues=(), limit=0)
             if exchange.busy:
-                self._loop.call_later(LONGEST_BUSY_SECONDS, self._reconcile_soon)
+                self._loop.call_later(LONGEST_BUSY_SECONDS, self.reconcile_soon)
         for executor in list(self._pool.executors.values()):
             if any(flight.token not in held for flight in executor.flights.values()):
                 logger.error("Executor %s runs what is not ours any more; it is killed.", executor.pid)

@@ -9,22 +9,28 @@ from .executor import Flight
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """How an executor ended. ``cause`` is ours, and empty when it ended by its own doing or somebody else's."""
+    """How an executor ended. ``cause`` is ours, and empty when it ended by its own doing or somebody else's.
+
+    ``note`` says what else is known: that it was out of memory, that its zygote died.
+    """
 
     executor: str
     status: int
     cause: str
     peak_kb: int
+    note: str = ""
 
     @property
     def how(self) -> str:
-        """Say ``killed by SIGKILL`` or ``exit code 3``."""
+        """Say ``exit code 3``, ``killed by SIGSEGV`` or ``killed by SIGKILL, out of memory``."""
         if self.status >= 0:
-            return f"exit code {self.status}"
-        try:
-            return f"killed by {signal.Signals(-self.status).name}"
-        except ValueError:
-            return f"killed by signal {-self.status}"
+            how = f"exit code {self.status}"
+        else:
+            try:
+                how = f"killed by {signal.Signals(-self.status).name}"
+            except ValueError:
+                how = f"killed by signal {-self.status}"
+        return f"{how}, {self.note}" if self.note else how
 
 
 def outcome_of(flight: Flight, death: Death, now: float) -> Outcome:

@@ -290,7 +290,7 @@ class Pool:
         if executor_id in self.executors:
             self.executors[executor_id].pid = pid
 
-    def on_exited(self, executor_id: int, status: int, cause: str, peak_kb: int) -> None:
+    def on_exited(self, executor_id: int, status: int, cause: str, peak_kb: int, note: str = "") -> None:
         """Settle what a dead executor had, and start another one."""
         executor = self.executors.get(executor_id)
         if executor is None:
@@ -299,7 +299,7 @@ class Pool:
         self._loop.remove_reader(executor.stream)
         del self.executors[executor_id]
         self.take_back_from(executor)
-        now, death = self._loop.time(), Death(f"{self._node}:{executor.pid}", status, cause, peak_kb)
+        now, death = self._loop.time(), Death(f"{self._node}:{executor.pid}", status, cause, peak_kb, note)
         for flight in list(executor.flights.values()):
             executor.land(flight.token)
             self._on_outcome(flight, outcome_of(flight, death, now))
@@ -322,7 +322,7 @@ class Pool:
         self._zygote = None
         self.is_filling = False
         for executor in list(self.executors.values()):
-            self.on_exited(executor.id, -signal.SIGKILL, "", 0)
+            self.on_exited(executor.id, -signal.SIGKILL, "", 0, "with its zygote")
 
     async def kill_all(self, cause: str) -> None:
         """Kill every executor there is, drop what they had, and return when all are dead."""

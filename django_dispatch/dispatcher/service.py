@@ -306,7 +306,12 @@ class Dispatcher:
         lease_id = self.claims.lease_id
         if lease_id is None or not self.pool.flights():
             return
-        for token in await self.store.call(self.store.store.cancellations, lease_id):
+        try:
+            tokens = await self.store.call(self.store.store.cancellations, lease_id)
+        except DatabaseError:
+            self.claims.reconcile_soon()  # with every slot taken, no claim would notice
+            raise
+        for token in tokens:
             found = self.pool.find(token)
             if found is not None:
                 self.watch.cancel(*found, self._loop.time())

@@ -6,13 +6,13 @@ Nothing here may raise: a run's outcome is recorded whatever its body did.
 import json
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
 from .. import registry
-from ..context import TaskContext, current_run_id, current_task
+from ..context import StopReason, TaskContext, current_run_id, current_task
 from ..exceptions import InvalidArguments
 from ..messages import Assignment, Outcome, Stop, Verdict, error_document, storable
 
@@ -21,6 +21,11 @@ LONGEST_TRACEBACK = 50_000
 DEEPEST = 500  # levels of nesting; half of what the oldest Python that we support can read back
 
 VERDICT_OF_STOP = {Stop.CANCEL: Verdict.CANCELLED, Stop.TIMEOUT: Verdict.TIMED_OUT, Stop.SHUTDOWN: Verdict.INTERRUPTED}
+REASON_OF_STOP: Mapping[Stop | None, StopReason] = {
+    Stop.CANCEL: "cancel",
+    Stop.TIMEOUT: "timeout",
+    Stop.SHUTDOWN: "shutdown",
+}
 KIND_OF_VERDICT = {
     Verdict.RAISED: "exception",
     Verdict.CANCELLED: "cancelled",
@@ -43,10 +48,10 @@ class Attempt:
     def token(self) -> tuple[int, int]:
         return self.assignment.token
 
-    def body(self, report: Callable[[str], None], is_stopping: Callable[[], bool]) -> Callable[[], Any]:
+    def body(self, report: Callable[[str], None], why_stop: Callable[[], Stop | None]) -> Callable[[], Any]:
         """Return the body as a call without arguments; an async one returns its coroutine.
 
-        ``report`` takes the JSON text of a progress; ``is_stopping`` says whether the body is to stop.
+        ``report`` takes the JSON text of a progress; ``why_stop`` says whether the body is to stop, and why.
         """
         assignment = self.assignment
         task = registry.get(assignment.task)  # the dispatcher assigns only what the zygote has reported
@@ -61,7 +66,7 @@ class Attempt:
             attempt=assignment.attempt,
             worker_id=self.executor,
             report=report,
-            is_stopping=is_stopping,
+            why_stop=lambda: REASON_OF_STOP.get(why_stop()),
         )
         current_run_id.set(assignment.run_id)
         current_task.set(assignment.task)

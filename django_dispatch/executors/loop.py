@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 import os
 import socket
+import threading
 from typing import cast
 
 from asgiref.sync import sync_to_async
@@ -64,6 +65,7 @@ class LoopExecutor:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
         self._over = self._loop.create_future()
         self._loop.add_reader(self._stream, self._on_stream)
         self._unsent += Ready().encode()
@@ -151,7 +153,7 @@ class LoopExecutor:
         try:
             if attempt.stop is not None:
                 raise asyncio.CancelledError("The run was told to stop before its first line.")
-            body = attempt.body(lambda text: self._on_progress(attempt, text), lambda: attempt.stop is not None)
+            body = attempt.body(lambda text: self._on_progress(attempt, text), lambda: attempt.stop)
             self._stoppable[attempt.token] = cast("asyncio.Task[None]", asyncio.current_task())
             try:
                 value = await body()
@@ -163,8 +165,12 @@ class LoopExecutor:
         return attempt.returned(value)
 
     def _on_progress(self, attempt: Attempt, text: str) -> None:
-        """Have a progress sent, from whatever thread a body has handed its context to."""
-        self._loop.call_soon_threadsafe(self._say, Progress(*attempt.token, text).encode())
+        """Have a progress sent, before the outcome; from whatever thread a body has handed its context to."""
+        frame = Progress(*attempt.token, text).encode()
+        if threading.get_ident() == self._thread:
+            self._say(frame)
+        else:
+            self._loop.call_soon_threadsafe(self._say, frame)
 
     def _say(self, frame: bytes) -> None:
         self._unsent += frame

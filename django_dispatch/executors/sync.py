@@ -104,7 +104,7 @@ class SyncExecutor:
     def _call(self, attempt: Attempt) -> object:
         return attempt.body(
             lambda text: self._report_progress(attempt, text),
-            lambda: self._board.stop_ordered(self._slot, attempt.token) is not None,
+            lambda: self._board.stop_ordered(self._slot, attempt.token),
         )()
 
     def _on_stop(self, signum: int, frame: FrameType | None) -> None:

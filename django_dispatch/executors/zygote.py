@@ -6,7 +6,7 @@ the dead man's switch: when the deadline on the board passes, or the dispatcher 
 process group, whatever the dispatcher does or does not do.
 
 Orders come in as JSON packets (``spawn``, ``signal``, ``kill``), descriptors beside them; news go out as frames:
-``ready`` {tasks, broken}, ``spawned`` {executor, pid}, ``exited`` {executor, status, cause, peak_kb}.
+``ready`` {tasks, broken}, ``spawned`` {executor, pid}, ``exited`` {executor, status, cause, peak_kb, note}.
 """
 
 import contextlib
@@ -30,6 +30,7 @@ from . import connections
 from .fence import Board, now_ns
 from .limits import Lifetime, Limits
 from .loop import LoopExecutor
+from .memory import OutOfMemoryKills
 from .sync import SyncExecutor
 
 PR_SET_PDEATHSIG = 1
@@ -66,6 +67,7 @@ class Zygote:
         self._news = news
         self._board = board
         self._children: dict[int, Child] = {}
+        self._out_of_memory = OutOfMemoryKills()
         self._untold = bytearray()
         self._waker, wakee = socket.socketpair()
         self._wakee = wakee
@@ -90,6 +92,7 @@ class Zygote:
                 break
             self._enforce_deadline()
             self._reap()
+            self._out_of_memory.look()
             self._tell_rest()
             if not self._follow_orders():
                 break
@@ -139,7 +142,13 @@ class Zygote:
             if child is not None:
                 del self._children[child.executor]
                 code = os.waitstatus_to_exitcode(status)
-                self.tell("exited", executor=child.executor, status=code, cause=child.cause, peak_kb=usage.ru_maxrss)
+                facts = {"status": code, "cause": child.cause, "peak_kb": usage.ru_maxrss}
+                self.tell("exited", executor=child.executor, note=self._note_on(child, code), **facts)
+
+    def _note_on(self, child: Child, code: int) -> str:
+        """Say what the kernel knows of a death that was not ours."""
+        is_unexplained = code == -signal.SIGKILL and not child.cause
+        return "out of memory" if is_unexplained and self._out_of_memory.explain_one() else ""
 
     def _follow_orders(self) -> bool:
         """Carry out what was ordered. False: the dispatcher is gone."""

@@ -72,6 +72,25 @@ def test_an_outcome_is_written_only_where_lease_and_epoch_still_match(kit: Kit, 
     assert (run.status, run.result, run.epoch) == ("SUCCESSFUL", "by attempt 2", epoch + 1)
 
 
+def test_a_body_whose_run_was_taken_away_is_stopped_after_a_reconnect(kit: Kit) -> None:
+    """Running here but not ours: a failover may have lost the claim, or somebody changed the row. All slots are taken."""
+    a = kit.dispatchers("a", queues="a", processes=2)
+    taken, kept = (tasks.gated.apply_async((f"{name}-{{attempt}}",), queue="a") for name in ("taken", "kept"))
+    kit.gate.wait_until_reached("taken-1", "kept-1")
+    kit.sql.execute(
+        "UPDATE django_dispatch_run SET status = 'READY', lease_id = NULL, queue = 'b' WHERE id = %s", [taken.pk]
+    )
+    assert psutil.pid_exists(kit.ledger.rows(taken)[0].pid)
+    kit.cut("store")
+    a.wait_for_log("runs what is not ours any more; it is killed.")
+    wait_for(lambda: not psutil.pid_exists(kit.ledger.rows(taken)[0].pid), what="the body dead")
+    kit.dispatchers("b", queues="b")
+    kit.gate.open("taken-2", "kept-1")
+    kept, taken = wait_until_final(kept, taken)
+    assert (kept.status, kept.attempt, kit.ledger.starts(kept)) == ("SUCCESSFUL", 1, 1)
+    assert (taken.status, taken.attempt, kit.ledger.overlaps(taken)) == ("SUCCESSFUL", 2, [])
+
+
 @pytest.mark.slow
 def test_the_bodies_of_a_frozen_dispatcher_are_dead_before_its_lease_expires(kit: Kit) -> None:
     """Self-fencing: the zygote is the dead man's switch, so two bodies of one run never overlap."""

@@ -1,8 +1,13 @@
-"""An enqueue is part of the caller's transaction: no start before the commit, no run at all without one."""
+"""An enqueue is part of the caller's transaction: no start before the commit, no run at all without one.
+
+And a transaction that holds a run, by a cancel say, holds up that run's outcome and nothing else.
+"""
+
+from datetime import timedelta
 
 from django.db import connection, transaction
 
-from django_dispatch.models import Run
+from django_dispatch.models import Lease, Run
 from tests.kit import tasks
 from tests.kit.fixtures import Kit
 from tests.kit.runs import wait_for_status, wait_until_final
@@ -65,3 +70,32 @@ def test_a_plain_insert_is_an_enqueue_and_wakes_the_dispatcher(kit: Kit) -> None
     kit.sql.execute("""INSERT INTO django_dispatch_run (task, args) VALUES ('tests.kit.tasks.note', '["from SQL"]')""")
     (run,) = wait_until_final(Run.objects.get(), seconds=10)
     assert (run.status, run.result, run.source) == ("SUCCESSFUL", "from SQL", "sql")
+
+
+def test_a_transaction_that_holds_a_running_run_holds_up_nothing_else(kit: Kit) -> None:
+    """Its outcome is kept, tried again at a modest pace, and written when the transaction is over."""
+    a = kit.dispatchers(processes=2, lease_ttl=3)
+    held, _ = tasks.gated.delay("held", "kept"), tasks.gated.delay("neighbour")
+    kit.gate.wait_until_reached("held", "neighbour")
+    lease = Lease.objects.get()
+    (claims,) = kit.cut.sessions("claims")
+    with transaction.atomic():
+        Run.objects.select_for_update().get(pk=held.pk)
+        kit.gate.open("held")
+        a.wait_for_log(f"Run {held.pk} (tests.kit.tasks.gated): a transaction holds its row; its outcome waits.")
+        kit.gate.open("neighbour")
+        add = "INSERT INTO django_dispatch_run (task) SELECT 'tests.kit.tasks.note' FROM generate_series(1, 20)"
+        kit.sql.execute(add)
+        successes = Run.objects.filter(status="SUCCESSFUL")
+        wait_for(lambda: successes.count() == 21, 10, what="the neighbour's outcome, and 20 runs after it")
+        tries = set()
+        last = "SELECT query_start FROM pg_stat_activity WHERE pid = %s"
+        while Lease.objects.get().renewed_at < lease.renewed_at + timedelta(seconds=3):
+            tries.add(kit.sql.execute(last, [claims]).fetchone())
+        assert 1 < len(tries) < 60
+        assert Run.objects.get(pk=held.pk).status == "RUNNING"
+    (held,) = wait_until_final(held, seconds=10)
+    assert (held.status, held.result, held.attempt) == ("SUCCESSFUL", "kept", 1)
+    assert kit.cut.sessions("claims") == [claims], "no statement was broken off"
+    assert a.lease_id == lease.pk
+    assert a.log.count("its outcome waits") == 1

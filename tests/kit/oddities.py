@@ -159,6 +159,11 @@ class AwfulThings:
         raise OwnBase("mine")
 
     @staticmethod
+    def eat_memory() -> int:
+        """Take a gigabyte, and use it."""
+        return len([bytearray(os.urandom(1024) * 1024) for _ in range(1024)])
+
+    @staticmethod
     def exit_process() -> NoReturn:
         os._exit(0)
 

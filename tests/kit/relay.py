@@ -44,6 +44,11 @@ class Relay:
         for link in self._links:
             link.is_deaf = True
 
+    def swallow_one(self, port: int) -> None:
+        """Make one connection half-open: the one that the server sees come from this port."""
+        (link,) = (link for link in self._links if link.port == port)
+        link.is_deaf = True
+
     def refuse(self) -> None:
         """Reset all connections and accept no new ones: a server that is down."""
         listener, self._listener = self._listener, None
@@ -90,6 +95,7 @@ class _Link:
 
     def __init__(self, client: socket.socket, server: socket.socket, flows: threading.Event, *, is_deaf: bool) -> None:
         self.is_deaf = is_deaf
+        self.port = server.getsockname()[1]
         self._ends = (client, server)
         self._flows = flows
         for source, sink in ((client, server), (server, client)):

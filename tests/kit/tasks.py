@@ -157,3 +157,32 @@ def takes(ctx: TaskContext, seconds: float) -> None:
     """Work for so long, which a task may not be told about in advance."""
     with Entry(ctx):
         time.sleep(seconds)
+
+
+@task(bind=True)
+def says_why(ctx: TaskContext, gate: str) -> None:
+    """Wait at a gate; when told to stop, say by what and why, and obey."""
+    with Entry(ctx) as entry:
+        try:
+            entry.wait_at(gate)
+        except BaseException as error:
+            ctx.progress(1, message=f"{type(error).__name__}: {ctx.stop_reason}")
+            raise
+
+
+@task(bind=True)
+async def asays_why(ctx: TaskContext, gate: str) -> None:
+    with Entry(ctx) as entry:
+        try:
+            await entry.await_at(gate)
+        except BaseException as error:
+            ctx.progress(1, message=f"{type(error).__name__}: {ctx.stop_reason}")
+            raise
+
+
+@task(bind=True, max_attempts=2)
+def raises(ctx: TaskContext, gate: str) -> None:
+    """Wait at a gate, then raise."""
+    with Entry(ctx) as entry:
+        entry.wait_at(gate)
+        raise ValueError("as it was told to")
