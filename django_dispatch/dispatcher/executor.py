@@ -48,6 +48,8 @@ class Executor:
     is_ready: bool = False
     is_doomed: bool = False
     """No more assignments: it is leaving or being killed."""
+    is_blocked: bool = False
+    """No more assignments for now: its event loop does not turn."""
     flights: dict[Token, Flight] = field(default_factory=dict)
     unstarted: int = 0
 
@@ -71,6 +73,11 @@ class Executor:
     def forget_their_stream(self) -> None:
         """Close our copy of their end, so that its end is seen. That of the tickets is kept, to take back from."""
         self._their_stream.close()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it may be given runs."""
+        return self.is_ready and not (self.is_doomed or self.is_blocked)
 
     # to the executor
 

@@ -115,7 +115,7 @@ class Pool:
         ahead = self.durations.ahead(self._claim_limit)
         rooms = dict.fromkeys(Kind, 0)
         for executor in self.executors.values():
-            if executor.is_ready and not executor.is_doomed:
+            if executor.is_open:
                 rooms[executor.kind] += max(0, executor.capacity + ahead - len(executor.flights))
         open_rooms = [room for room in rooms.values() if room > 0]
         if not open_rooms:
@@ -152,7 +152,7 @@ class Pool:
         least = self.durations.ahead(self._claim_limit) if self.durations.is_tiny(flight.run.task) else 0
         best = None
         for executor in self.executors.values():
-            if executor.kind is flight.facts.kind and executor.is_ready and not executor.is_doomed:
+            if executor.kind is flight.facts.kind and executor.is_open:
                 load = len(executor.flights) - executor.capacity
                 if load < least:
                     best, least = executor, load
@@ -197,7 +197,7 @@ class Pool:
     # reports
 
     def _read(self, executor: Executor) -> None:
-        had_outcome = False
+        had_outcome = executor.is_blocked = False
         for message in executor.read():
             if isinstance(message, Outcome):
                 had_outcome = True

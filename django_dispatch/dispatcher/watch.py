@@ -100,7 +100,10 @@ class Watch:
 
     def _look_at_loop(self, executor: Executor) -> None:
         blocked_seconds = (now_ns() - (self._board.last_beat_ns(executor.slot) or now_ns())) / 1e9
-        if blocked_seconds < BLOCKED_SECONDS:
+        executor.is_blocked = blocked_seconds >= BLOCKED_SECONDS
+        if executor.is_blocked and executor.unstarted:
+            self._pool.take_back_from(executor)  # nobody knows for how long; others may be idle
+        if not executor.is_blocked:
             self._blocked.discard(executor.id)
         elif executor.flights and executor.id not in self._blocked:
             self._blocked.add(executor.id)

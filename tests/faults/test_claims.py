@@ -11,7 +11,7 @@ from django_dispatch.models import Lease, Run
 from tests.kit import tasks
 from tests.kit.fixtures import Kit
 from tests.kit.relay import Relay
-from tests.kit.runs import fresh, wait_until_final
+from tests.kit.runs import fresh, statuses, wait_until_final
 from tests.kit.waiting import wait_for
 
 COUNT_WRITES = """
@@ -91,6 +91,22 @@ def test_a_dispatcher_claims_no_more_than_it_can_start(kit: Kit) -> None:
     kit.gate.wait_until_reached("work", times=12)
     kit.gate.open("work")
     assert {(run.status, run.attempt) for run in wait_until_final(*runs)} == {("SUCCESSFUL", 1)}
+
+
+@pytest.mark.slow
+def test_a_blocked_event_loop_keeps_no_runs_from_others(kit: Kit) -> None:
+    """What it has not started is given back, and it gets no more until it turns again."""
+    a = kit.dispatchers("a", queues="default,a", async_concurrency=4)
+    blocking = tasks.blocks.apply_async(("work",), queue="a")
+    kit.gate.wait_until_reached("work")
+    runs = tasks.anote.delay_many([(n,) for n in range(3)])
+    a.wait_for_log("The event loop of executor")
+    wait_for(lambda: set(statuses(runs)) == {"READY"}, what="all given back")
+    kit.dispatchers("b", queues="default", async_concurrency=4)
+    assert {(run.status, run.attempt) for run in wait_until_final(*runs)} == {("SUCCESSFUL", 1)}
+    kit.gate.open("work")
+    after = tasks.anote.apply_async(queue="a")
+    assert [run.status for run in wait_until_final(blocking, after)] == ["SUCCESSFUL"] * 2
 
 
 def test_one_lane_does_not_hold_up_the_other(kit: Kit) -> None:

@@ -73,7 +73,7 @@ def test_an_outcome_is_written_only_where_lease_and_epoch_still_match(kit: Kit, 
 
 
 def test_a_body_whose_run_was_taken_away_is_stopped_after_a_reconnect(kit: Kit) -> None:
-    """Running here but not ours: a failover may have lost the claim, or somebody changed the row. All slots are taken."""
+    """Running here but not ours: a failover may have lost the claim, or somebody changed the row. No slot is free."""
     a = kit.dispatchers("a", queues="a", processes=2)
     taken, kept = (tasks.gated.apply_async((f"{name}-{{attempt}}",), queue="a") for name in ("taken", "kept"))
     kit.gate.wait_until_reached("taken-1", "kept-1")

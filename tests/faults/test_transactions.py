@@ -5,6 +5,7 @@ And a transaction that holds a run, by a cancel say, holds up that run's outcome
 
 from datetime import timedelta
 
+import pytest
 from django.db import connection, transaction
 
 from django_dispatch.models import Lease, Run
@@ -72,8 +73,9 @@ def test_a_plain_insert_is_an_enqueue_and_wakes_the_dispatcher(kit: Kit) -> None
     assert (run.status, run.result, run.source) == ("SUCCESSFUL", "from SQL", "sql")
 
 
+@pytest.mark.slow
 def test_a_transaction_that_holds_a_running_run_holds_up_nothing_else(kit: Kit) -> None:
-    """Its outcome is kept, tried again at a modest pace, and written when the transaction is over."""
+    """Its outcome is kept, over a reconnect and a shutdown too, and written when the transaction is over."""
     a = kit.dispatchers(processes=2, lease_ttl=3)
     held, _ = tasks.gated.delay("held", "kept"), tasks.gated.delay("neighbour")
     kit.gate.wait_until_reached("held", "neighbour")
@@ -93,9 +95,17 @@ def test_a_transaction_that_holds_a_running_run_holds_up_nothing_else(kit: Kit) 
         while Lease.objects.get().renewed_at < lease.renewed_at + timedelta(seconds=3):
             tries.add(kit.sql.execute(last, [claims]).fetchone())
         assert 1 < len(tries) < 60
+        assert kit.cut.sessions("claims") == [claims], "no statement was broken off"
+
+        kit.cut("claims")
+        a.wait_for_log("The database does not answer")
+        reconnected_at = Lease.objects.get().renewed_at
+        wait_for(lambda: Lease.objects.get().renewed_at > reconnected_at + timedelta(seconds=3), what="all comparisons")
+        a.terminate()
+        a.wait_for_log("Draining")
         assert Run.objects.get(pk=held.pk).status == "RUNNING"
-    (held,) = wait_until_final(held, seconds=10)
+    assert a.exit_code() == 0
+    (held,) = wait_until_final(held)
     assert (held.status, held.result, held.attempt) == ("SUCCESSFUL", "kept", 1)
-    assert kit.cut.sessions("claims") == [claims], "no statement was broken off"
-    assert a.lease_id == lease.pk
     assert a.log.count("its outcome waits") == 1
+    assert "the answer was lost" not in a.log

@@ -186,3 +186,10 @@ def raises(ctx: TaskContext, gate: str) -> None:
     with Entry(ctx) as entry:
         entry.wait_at(gate)
         raise ValueError("as it was told to")
+
+
+@task(bind=True)
+async def blocks(ctx: TaskContext, gate: str) -> None:
+    """Wait at a gate without letting anybody else on the event loop."""
+    with Entry(ctx) as entry:
+        entry.wait_at(gate)
