@@ -69,8 +69,8 @@ def test_a_neighbour_reclaims_from_a_dead_process_at_once(kit: Kit) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("is_listening", [True, False], ids=["listening", "polling"])
 def test_a_neighbour_runs_again_what_a_killed_dispatcher_had_within_two_seconds(kit: Kit, is_listening: bool) -> None:
-    """Also when that one was born and killed between two sweeps, which are 15 seconds apart here."""
-    how: dict[str, Any] = {"lease_ttl": 30} if is_listening else {"lease_ttl": 30, "no_listen": True}
+    """Also when that one was born and killed between two sweeps, which are minutes apart here."""
+    how: dict[str, Any] = {"lease_ttl": 600} if is_listening else {"lease_ttl": 600, "no_listen": True}
     kit.dispatchers("b", queues="default", **how)
     if is_listening:
         wait_for(lambda: kit.cut.sessions("listener"), what="the listener")

@@ -8,6 +8,7 @@ from django.db import IntegrityError
 
 from django_dispatch.models import Lease
 from django_dispatch.store.base import Neighbour, Store
+from tests.wakeups import Ear
 
 from .tables import acquire, add_running, expire, finish, success
 
@@ -21,6 +22,11 @@ def test_a_lease_is_live_for_its_ttl_and_says_whose_it_is(store: Store) -> None:
     assert (lease.process, lease.queues, lease.version, lease.state) == ({"boot": "x"}, ["a", "b"], "1.0", "ACTIVE")
     assert lease.expires_at - lease.acquired_at == timedelta(seconds=15)
     assert lease.renewed_at == lease.acquired_at
+
+
+def test_a_new_lease_wakes_the_dispatchers_of_its_host(store: Store, ear: Ear) -> None:
+    acquire(store, host="h1")
+    assert ear.heard() == ["lease:h1"]
 
 
 def test_a_lease_is_acquired_once(store: Store, other: Store) -> None:

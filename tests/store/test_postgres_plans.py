@@ -142,6 +142,11 @@ VERBS: dict[str, tuple[set[str], Callable[[PostgresStore], object], object]] = {
     "claim": ({CLAIM, KEY}, claim, 100),
     "claim without some tasks": ({CLAIM, KEY}, lambda store: claim(store, excluded_tasks=["shop.slow"]), 100),
     "finish": ({KEY}, lambda store: store.exchange(LIVE, outcomes(), queues=[], limit=0).refused, []),
+    "finish what is not ours": (
+        {KEY},
+        lambda store: len(store.exchange(LIVE, [s._replace(epoch=0) for s in outcomes()], queues=[], limit=0).refused),
+        HELD,
+    ),
     "finish and claim": (
         {CLAIM, KEY},
         lambda store: len(store.exchange(LIVE, outcomes(), queues=["bulk"], limit=100).claimed),

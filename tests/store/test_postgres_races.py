@@ -13,7 +13,7 @@ from django.db import connection, connections, transaction
 
 from django_dispatch import CancelAnswer, cancel, cancel_many
 from django_dispatch.models import Lease, Run, Status
-from django_dispatch.store.base import Exchange, Store
+from django_dispatch.store.base import Exchange, Settlement, Store
 from django_dispatch.store.postgres import PostgresStore, open_store
 
 from .tables import LONG_AGO, acquire, add_run, add_running, add_runs, claim, expire, finish, statuses, stored, success
@@ -120,6 +120,25 @@ class TestClaimsAtTheSameTime:
         commit(store)
         assert answer.result(PATIENCE_SECONDS) == {run_id: CancelAnswer.REQUESTED}
         assert store.cancellations(lease_id) == [(run_id, 1)]
+
+    def test_a_cancel_that_comes_while_an_exchange_waits_for_its_lease_still_wins(
+        self, store: PostgresStore, other: PostgresStore, start: Any
+    ) -> None:
+        """The statement has begun, and sees the run as it was before: what it locks is the run as it is."""
+        lease_id = acquire(store)
+        run = add_running(store, lease_id)
+        add_run()
+        backend = backend_of(store)
+        begin(other)
+        assert other.renew(lease_id, ttl_seconds=30.0, is_draining=False)
+        retry = Settlement(run.id, run.epoch, "READY")
+        answer = start(store.exchange, lease_id, [retry], queues=["default"], limit=5)
+        wait_until_blocked(backend, answer)
+        assert cancel(run.id) is CancelAnswer.REQUESTED
+        commit(other)
+        exchange = answer.result(PATIENCE_SECONDS)
+        assert (len(exchange.claimed), exchange.refused, exchange.busy) == (1, [], [])
+        assert stored(run.id).status == Status.CANCELLED
 
 
 class TestReclaimAgainstTheDispatcherItself:
