@@ -1,8 +1,10 @@
 """The pool: which executor starts which run, and what is known when one ends or dies. On the dispatcher's loop."""
 
 import asyncio
+import contextlib
 import itertools
 import logging
+import os
 import signal
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -276,6 +278,13 @@ class Pool:
         self.take_back_from(executor)
         if self._zygote is not None:
             self._zygote.kill(executor.id, cause)
+
+    def kill_past_zygote(self) -> None:
+        """Kill every executor without the zygote, which is stuck; so it has not reaped them, and each pid is theirs."""
+        for executor in self.executors.values():
+            if executor.pid is not None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(executor.pid, signal.SIGKILL)
 
     def stop(self, executor: Executor, flight: Flight, reason: Stop) -> None:
         """Tell a body to end: by a signal that names its attempt, or by an order to its event loop."""

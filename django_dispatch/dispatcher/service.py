@@ -41,6 +41,8 @@ from .store_thread import StoreThread
 from .watch import Watch
 
 PROGRESS_SECONDS = 0.5
+LONGEST_FENCE_SECONDS = 0.25
+LONGEST_PROOF_SECONDS = 5.0
 
 logger = logging.getLogger("django_dispatch.dispatcher")
 
@@ -181,6 +183,7 @@ class Dispatcher:
             send=send,
             pause=backoff.next_seconds,
             on_proved=backoff.reset,
+            proof_seconds=min(max(self.settings.poll_interval_seconds, 1.0), LONGEST_PROOF_SECONDS),
         )
 
     def _listen_params(self) -> dict[str, Any]:
@@ -282,7 +285,7 @@ class Dispatcher:
         return {
             "poll": (self.settings.poll_interval_seconds, self._poll),
             "cancellations": (self.settings.poll_interval_seconds, self._look_for_cancellations),
-            "keeper": (1.0, self._look_at_keeper),
+            "fence": (min(LONGEST_FENCE_SECONDS, self.settings.margin_seconds / 8), self._look_at_fence),
         }
 
     async def _poll(self) -> None:
@@ -291,8 +294,10 @@ class Dispatcher:
         self.claims.is_claiming = not self._is_ending  # from the first poll on: the queues are known
         self.claims.look()
 
-    async def _look_at_keeper(self) -> None:
-        self.keeper.break_off_if_stuck(self.settings.renew_seconds)
+    async def _look_at_fence(self) -> None:
+        """See that who renews the lease, and who enforces its deadline, are not stuck."""
+        self.keeper.break_off_if_stuck()
+        self.children.look_at_zygote()
 
     async def _look_for_cancellations(self) -> None:
         lease_id = self.claims.lease_id

@@ -15,6 +15,7 @@ TICK_SECONDS = 0.05
 STUCK_SECONDS = 0.03  # a run that takes longer does not keep others waiting behind it
 WAIT_SECONDS = 0.2  # then a claimed run that found no executor is given back
 BLOCKED_SECONDS = 2.0
+DEAF_SECONDS = 5.0  # a free executor starts what it is given within milliseconds
 
 logger = logging.getLogger("django_dispatch.dispatcher")
 
@@ -50,6 +51,8 @@ class Watch:
                     break  # in order of assignment: no later one has started
                 longest = max(longest, now - flight.started_at)
                 self._look_at_flight(executor, flight, now)
+            if executor.unstarted and not longest:
+                self._look_at_idle(executor, now)
             if executor.unstarted and longest > STUCK_SECONDS and len(executor.flights) > executor.capacity - 1:
                 self._unstick(executor, longest)
         self._pool.assign_waiting()
@@ -97,6 +100,16 @@ class Watch:
                 "Executor %s was not ready after %g s; it is replaced.", executor.pid, self._ready_timeout_seconds
             )
             self._pool.kill(executor, "not ready in time")
+
+    def _look_at_idle(self, executor: Executor, now: float) -> None:
+        waiting_seconds = now - next(iter(executor.flights.values())).claimed_at
+        if waiting_seconds > DEAF_SECONDS and not executor.is_doomed:
+            logger.error(
+                "Executor %s is free, but has not started its next run for %.1f s; it is replaced.",
+                executor.pid,
+                waiting_seconds,
+            )
+            self._pool.kill(executor, "it started nothing")
 
     def _look_at_loop(self, executor: Executor) -> None:
         blocked_seconds = (now_ns() - (self._board.last_beat_ns(executor.slot) or now_ns())) / 1e9
