@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
-from ..executors.fence import Board
+from ..executors.fence import Board, now_ns
 from ..finish import TaskFacts
 from ..messages import Kind, Outcome, Progress, Ready, Retiring, Started, Stop, Verdict, error_document
 from ..store.base import ClaimedRun
@@ -23,6 +23,7 @@ from .executor import Executor, Flight, Token
 # An executor with so many runs before it needs no answer for each: its reports are read by the millisecond.
 BUSY = 8
 READ_SECONDS = 0.001
+FENCED_SECONDS = 0.1
 
 logger = logging.getLogger("django_dispatch.dispatcher")
 
@@ -253,6 +254,9 @@ class Pool:
     def _fill(self) -> None:
         self._respawn = None
         if self._zygote is None or not self.is_filling:
+            return
+        if now_ns() >= self._board.deadline_ns():  # whoever was born now would be killed at once
+            self._respawn = self._loop.call_later(FENCED_SECONDS, self._fill)
             return
         for kind in Kind:
             present = sum(not executor.is_doomed for executor in self.lane(kind))

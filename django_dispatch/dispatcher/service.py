@@ -67,6 +67,7 @@ class Dispatcher:
         self._ending = asyncio.Event()
         self._hurry = asyncio.Event()
         self._is_ending = False
+        self._has_lost_runs = False
         self._progress: dict[tuple[int, int], str] = {}
         self.queues = Queues(settings.queues)
         self.board = Board.create(slots=2 * settings.processes + 4)
@@ -261,6 +262,7 @@ class Dispatcher:
 
     def _on_lease_lost(self, lease_id: UUID) -> None:
         self.claims.lose()
+        self._has_lost_runs = True
         self._soon("ground", self._ground(lease_id))
 
     async def _ground(self, lease_id: UUID) -> None:
@@ -268,6 +270,7 @@ class Dispatcher:
         await self.pool.kill_all("lease")
         self.keeper.acquire_again()
         await self.housekeeping.reclaim([lease_id], "it lost its lease")
+        self._has_lost_runs = False
 
     # wakeups
 
@@ -356,7 +359,7 @@ class Dispatcher:
             patience_seconds=self.settings.shutdown_timeout_seconds,
             hurry=self._hurry,
         )
-        has_left_nothing = await surrender(self.claims, self.keeper, self.store)
+        has_left_nothing = await surrender(self.claims, self.keeper, self.store) and not self._has_lost_runs
         for task in self._tasks:
             task.remove_done_callback(self._on_task_done)
             task.cancel()

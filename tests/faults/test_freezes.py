@@ -67,7 +67,7 @@ def test_a_frozen_zygote_is_replaced(kit: Kit) -> None:
 
 @pytest.mark.slow
 def test_bodies_under_a_frozen_zygote_are_dead_before_the_lease_expires(kit: Kit, relay: Relay) -> None:
-    """The dispatcher looks after the dead man's switch: what it has not killed in time is killed past it, whole groups."""
+    """The dispatcher looks after the dead man's switch: what that does not kill in time, it kills itself."""
     a = kit.dispatchers(lease_ttl=2, processes=2, database_url=relay.url)
     run, program = tasks.stubborn.delay("never"), tasks.run_sleep.delay(600)
     kit.gate.wait_until_reached("never")
