@@ -15,7 +15,7 @@ TICK_SECONDS = 0.05
 STUCK_SECONDS = 0.03  # a run that takes longer does not keep others waiting behind it
 WAIT_SECONDS = 0.2  # then a claimed run that found no executor is given back
 BLOCKED_SECONDS = 2.0
-DEAF_SECONDS = 5.0  # a free executor starts what it is given within milliseconds
+STILL_TICKS = 60  # an executor that starts nothing of what it has, for so long, never will. Ticks: we may be late too
 
 logger = logging.getLogger("django_dispatch.dispatcher")
 
@@ -28,6 +28,7 @@ class Watch:
         self._board = board
         self._ready_timeout_seconds = ready_timeout_seconds
         self._blocked: set[int] = set()
+        self._still_ticks: dict[int, int] = {}
         self.grace_seconds = grace_seconds
 
     async def run(self) -> None:
@@ -51,8 +52,7 @@ class Watch:
                     break  # in order of assignment: no later one has started
                 longest = max(longest, now - flight.started_at)
                 self._look_at_flight(executor, flight, now)
-            if executor.unstarted and not longest:
-                self._look_at_idle(executor, now)
+            self._look_for_stillness(executor, has_started=longest > 0.0)
             if executor.unstarted and longest > STUCK_SECONDS and len(executor.flights) > executor.capacity - 1:
                 self._unstick(executor, longest)
         self._pool.assign_waiting()
@@ -101,14 +101,14 @@ class Watch:
             )
             self._pool.kill(executor, "not ready in time")
 
-    def _look_at_idle(self, executor: Executor, now: float) -> None:
-        waiting_seconds = now - next(iter(executor.flights.values())).claimed_at
-        if waiting_seconds > DEAF_SECONDS and not executor.is_doomed:
-            logger.error(
-                "Executor %s is free, but has not started its next run for %.1f s; it is replaced.",
-                executor.pid,
-                waiting_seconds,
-            )
+    def _look_for_stillness(self, executor: Executor, *, has_started: bool) -> None:
+        """A free executor starts at once what it is given, unless it is frozen, or a thread of its own holds it."""
+        if has_started or not executor.unstarted or executor.is_doomed:
+            self._still_ticks.pop(executor.id, None)
+            return
+        ticks = self._still_ticks[executor.id] = self._still_ticks.get(executor.id, 0) + 1
+        if ticks >= STILL_TICKS:
+            logger.error("Executor %s does not start what it was given; it is replaced.", executor.pid)
             self._pool.kill(executor, "it started nothing")
 
     def _look_at_loop(self, executor: Executor) -> None:

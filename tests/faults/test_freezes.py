@@ -44,7 +44,7 @@ def test_a_free_executor_that_is_frozen_loses_what_it_was_given(kit: Kit) -> Non
     kit.freeze(frozen)
     (run,) = wait_until_final(tasks.note.delay())
     assert (run.status, run.attempt, run.errors, kit.ledger.starts(run)) == ("SUCCESSFUL", 1, [], 1)
-    assert f"Executor {frozen} is free, but has not started its next run" in a.log
+    assert f"Executor {frozen} does not start what it was given; it is replaced." in a.log
 
 
 @pytest.mark.slow
@@ -80,3 +80,4 @@ def test_bodies_under_a_frozen_zygote_are_dead_before_the_lease_expires(kit: Kit
     wait_for(lambda: not sleep.is_running(), what="what a body started is gone too")
     assert kit.ledger.rows(run)[0].last_seen_at < Lease.objects.get(pk=lease.pk).expires_at
     assert kit.ledger.rows(program)[0].ended_at is None
+    wait_for(lambda: a.log.count("Ready:") == 2, 30, what="another zygote")
