@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 from typing import Any
 
 import pytest
@@ -10,8 +11,11 @@ from django.db import OperationalError
 from django_dispatch.dispatcher.backoff import Backoff
 from django_dispatch.dispatcher.durations import Durations
 from django_dispatch.dispatcher.housekeeping import Housekeeping
+from django_dispatch.dispatcher.pool import Pool
 from django_dispatch.dispatcher.queues import Queues
 from django_dispatch.dispatcher.store_thread import StoreThread
+from django_dispatch.executors.fence import NEVER, Board, now_ns
+from django_dispatch.messages import Kind
 from django_dispatch.store.postgres import open_store
 
 # durations: who may be sent ahead
@@ -75,6 +79,53 @@ def test_served_queues_are_those_that_were_named_or_all_that_come_up() -> None:
     every = Queues(None)
     assert (every.names(), every.add(["b"]), every.add(["b"]), every.names()) == ([], True, True, ["b"])
     assert every.add([]) is False
+
+
+# the pool
+
+
+class Births:
+    """A zygote that only counts whom it was to fork."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.two = asyncio.Event()
+
+    def spawn(self, executor: int, *, kind: Kind, slot: int, descriptors: tuple[int, int]) -> None:
+        self.count += 1
+        if self.count == 2:
+            self.two.set()
+
+    def signal(self, executor: int, number: signal.Signals) -> None: ...
+    def kill(self, executor: int, cause: str) -> None: ...
+
+
+def test_nobody_is_born_while_the_deadline_is_past() -> None:
+    """The zygote would kill the newborn at once, and again and again; later they come by themselves."""
+
+    async def main() -> None:
+        board, zygote = Board.create(slots=4), Births()
+        nothing: dict[str, Any] = dict.fromkeys(("on_outcome", "on_progress", "on_room", "is_writing"), lambda *_: None)
+        pool = Pool(
+            board,
+            node="test",
+            processes=2,
+            async_concurrency=0,
+            claim_limit=1,
+            default_timeout_seconds=None,
+            **nothing,
+        )
+        board.raise_fence(bytes(16), now_ns() - 1)
+        pool.fill(zygote)
+        assert zygote.count == 0
+        board.raise_fence(bytes(16), NEVER)
+        async with asyncio.timeout(10):
+            await zygote.two.wait()
+        for executor in pool.executors.values():
+            asyncio.get_running_loop().remove_reader(executor.stream)
+            executor.close()
+
+    asyncio.run(main())
 
 
 # housekeeping's timers

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 from ..conf import DispatchSettings
-from ..executors.fence import Board
+from ..executors.fence import Board, now_ns
 from ..finish import TaskFacts
 from ..messages import Kind
 from . import process
@@ -19,6 +19,7 @@ from .zygote import ZygoteProcess
 
 LONGEST_CHECK_SECONDS = 2.0  # how soon PostgreSQL ends the statement of a dead executor
 CLOSE_SECONDS = 3.0
+SHORTEST_STANDSTILL_SECONDS = 3.0
 
 logger = logging.getLogger("django_dispatch.dispatcher")
 
@@ -49,6 +50,8 @@ class Children:
         self.boot_mark = uuid4().hex
         """In the environment of the zygote and all that descends from it, so that they are found when we are dead."""
         self._ready_timeout_seconds = settings.executor_ready_timeout_seconds
+        self._standstill_seconds = max(SHORTEST_STANDSTILL_SECONDS, settings.lease_ttl_seconds / 2)
+        self._overdue_seconds = settings.margin_seconds / 4
         self._config = {
             "dispatcher_pid": os.getpid(),
             "node": settings.node,
@@ -57,6 +60,8 @@ class Children:
             "verbosity": verbosity,
             "async_concurrency": settings.async_concurrency,
             "connection_check_seconds": min(LONGEST_CHECK_SECONDS, settings.margin_seconds / 2),
+            # A partition begins at most one renewal before the last that succeeded: so the session ends with the lease.
+            "connection_silence_seconds": settings.lease_ttl_seconds - settings.renew_seconds,
             "limits": {
                 "max_runs": settings.executor_max_runs,
                 "max_age_seconds": settings.executor_max_age_seconds,
@@ -79,6 +84,23 @@ class Children:
         """Have the pool start what it is missing, if a zygote is there and bodies may run."""
         if self._zygote is not None and self._is_ready and self._may_fill():
             self._pool.fill(self._zygote)
+
+    def look_at_zygote(self) -> None:
+        """Replace a zygote that does nothing any more: the switch must work. Its executors are killed with it."""
+        if self._zygote is None or not self._is_ready:
+            return
+        now = now_ns()
+        still = (now - self._board.last_turn_ns()) / 1e9
+        overdue = (now - self._board.deadline_ns()) / 1e9
+        if overdue > self._overdue_seconds and any(executor.is_ready for executor in self._pool.executors.values()):
+            logger.error("The zygote has not killed what had to be dead %.1f s ago; it is killed, and they.", overdue)
+        elif still > self._standstill_seconds:
+            logger.error("The zygote has stood still for %.1f s; it is killed with its executors.", still)
+        else:
+            return
+        self._is_ready = False
+        self._pool.kill_past_zygote()
+        self._zygote.destroy()
 
     async def close(self) -> None:
         """End the zygote, which kills what is left of its executors."""
@@ -121,14 +143,17 @@ class Children:
     def _on_gone(self, status: int) -> None:
         self._gone.set()
         self._zygote = None
-        self._soon("bury", self._bury())
+        pause = self._backoff.next_seconds()
         if not self._is_closing:
-            pause = self._backoff.next_seconds()
             logger.error("The zygote is gone (status %s); a new one is started in %.1f s.", status, pause)
-            self._loop.call_later(pause, self.start)
+        self._soon("bury", self._bury(pause))
 
-    async def _bury(self) -> None:
-        """The kernel kills the executors with their zygote; settle what they had when they are surely gone."""
+    async def _bury(self, pause: float) -> None:
+        """The kernel kills the executors with their zygote; settle what they had when they are surely gone.
+
+        Only then comes a new zygote, whose executors must not be taken for those.
+        """
         pids = [executor.pid for executor in self._pool.executors.values() if executor.pid is not None]
         await until(lambda: not any(process.start_time(pid) for pid in pids), seconds=float("inf"))
         self._pool.zygote_died()
+        self._loop.call_later(pause, self.start)

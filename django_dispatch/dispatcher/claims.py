@@ -18,6 +18,7 @@ from ..finish import settle
 from ..messages import Outcome, Verdict, error_document
 from ..store.base import ClaimedRun, Exchange, Settlement
 from ..store.exchange import AsyncExchanger
+from ..wakeups.sending import TokenBucket
 from .backoff import Backoff
 from .executor import Flight, Token
 from .pool import Pool, Room
@@ -26,6 +27,9 @@ from .store_thread import StoreThread
 LARGEST_BATCH = 500
 # Second looks after one that found work: they find what a thinned or gated wakeup did not announce.
 SECOND_LOOKS_SECONDS = (0.05, 0.25)
+# Looks that find nothing: so many at once, then so many a second. A flood of wakeups costs no flood of statements.
+VAIN_LOOKS = 20
+VAIN_LOOKS_PER_SECOND = 50.0
 
 LONG_WALK_SECONDS = 0.02
 LONGEST_BUSY_SECONDS = 1.0  # between two tries to write an outcome whose run another transaction holds
@@ -72,6 +76,8 @@ class Claims:
         self._busy_backoff = Backoff(first_seconds=0.05, longest_seconds=LONGEST_BUSY_SECONDS)
         self._resent: set[Token] = set()
         self._no_picking_before = 0.0
+        self._vain_looks = TokenBucket(burst=VAIN_LOOKS, per_second=VAIN_LOOKS_PER_SECOND, now=self._loop.time())
+        self._no_look_before = 0.0
         self._second_looks: list[asyncio.TimerHandle] = []
         self._should_look = False
         self._must_reconcile = False
@@ -171,7 +177,7 @@ class Claims:
         room = self._room()
         limit = room.limit
         batch = [self._unwritten.popleft() for _ in range(min(len(self._unwritten), LARGEST_BATCH))]
-        if not batch and not (limit and self._should_look):
+        if not batch and not (limit and self._should_look and self._loop.time() >= self._no_look_before):
             return False
         if limit:
             self._should_look = False
@@ -195,12 +201,21 @@ class Claims:
         if self.lease_id == lease_id:
             self._take(exchange, limit, lease_id)
             found_nothing = limit > 0 and not exchange.claimed
+            if found_nothing and not batch:
+                self._pace_looks()
             if room.excluded and len(exchange.claimed) < limit:
                 self._spare_the_database(began)
             is_over = found_nothing or self.has_claimed_enough()
             if is_over and not (room.is_partial or self._unwritten or self._undelivered):
                 self._on_quiet()
         return bool(self._unwritten or self._should_look)
+
+    def _pace_looks(self) -> None:
+        """After a look in vain: the next one has to wait if there were too many lately."""
+        now = self._loop.time()
+        if not self._vain_looks.take(now):
+            self._no_look_before = now + 1 / VAIN_LOOKS_PER_SECOND
+            self._loop.call_at(self._no_look_before, self._event.set)
 
     def _room(self) -> Room:
         if not self.is_claiming:

@@ -2,8 +2,8 @@
 
 It takes a lease, renews it, and after each renewal moves the deadline on the board: the moment *before* the renewal
 was sent, plus the lease's time to live, less the margin. So the deadline is never later than what the database holds,
-by any clock that does not run backwards. When the lease is lost it says so once, and takes the next one only when it
-is told that every body of the old one is dead.
+by any clock that does not run backwards. When the lease is lost it lowers the fence, says so once, and takes the next
+one only when it is told that every body of the old one is dead.
 """
 
 import logging
@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 
 from django.db import Error as DatabaseError
 
-from ..executors.fence import Board, now_ns
+from ..executors.fence import NEVER, Board, now_ns
 from ..store.base import NewLease, Store
 from .backoff import LONGEST_PAUSE_SECONDS, Backoff
 
@@ -49,7 +49,7 @@ class LeaseKeeper:
         self._backoff = Backoff(longest_seconds=min(LONGEST_PAUSE_SECONDS, renew_seconds))
         self._lease_id: UUID | None = None
         self._deadline_ns = 0
-        self._call_began_ns = 0
+        self._call_limit_ns = NEVER
         self._wake = threading.Event()
         self._may_acquire = True
         self._is_draining = False
@@ -74,10 +74,10 @@ class LeaseKeeper:
         """Renew no more: the lease is about to be surrendered."""
         self._is_resting = True
 
-    def break_off_if_stuck(self, limit_seconds: float) -> None:
-        """Break the connection if a call has been under way for too long. From the loop, now and then."""
-        began = self._call_began_ns
-        if began and (now_ns() - began) / 1e9 > limit_seconds:
+    def break_off_if_stuck(self) -> None:
+        """Break the connection if a call has been under way for too long. From the loop, every now and then."""
+        if now_ns() >= self._call_limit_ns:
+            self._call_limit_ns = NEVER
             self._store.abort()
 
     def stop(self) -> None:
@@ -120,7 +120,7 @@ class LeaseKeeper:
         lease = replace(self._template, id=uuid4())
         began = self._begin_call()
         self._store.acquire(lease, ttl_seconds=self._ttl_seconds)
-        self._call_began_ns = 0
+        self._call_limit_ns = NEVER
         self._lease_id = lease.id
         self._extend(lease.id, began)
         if now_ns() < self._deadline_ns:
@@ -129,15 +129,20 @@ class LeaseKeeper:
     def _renew(self, lease_id: UUID) -> None:
         began = self._begin_call()
         is_ours = self._store.renew(lease_id, ttl_seconds=self._ttl_seconds, is_draining=self._is_draining)
-        self._call_began_ns = 0
+        self._call_limit_ns = NEVER
         if is_ours and now_ns() < self._deadline_ns:
             self._extend(lease_id, began)
         elif not self._is_resting:
             self._lose("it expired or was reclaimed" if not is_ours else "the renewal came after its deadline")
 
     def _begin_call(self) -> int:
-        self._call_began_ns = now_ns()
-        return self._call_began_ns
+        """Return the moment, by which the call is dated. It may take half of what is left: another one has as much."""
+        now = now_ns()
+        limit_ns = int(self._renew_seconds * 1e9)
+        if self._lease_id is not None:
+            limit_ns = min(limit_ns, (self._deadline_ns - now) // 2)
+        self._call_limit_ns = now + limit_ns
+        return now
 
     def _extend(self, lease_id: UUID, began_ns: int) -> None:
         self._deadline_ns = began_ns + int((self._ttl_seconds - self._margin_seconds) * 1e9)
@@ -147,6 +152,7 @@ class LeaseKeeper:
         lease_id, self._lease_id = self._lease_id, None
         if lease_id is not None:
             self._may_acquire = False
+            self._board.lower_fence()
             logger.error("Lease %s is lost: %s. Its bodies are stopped; their outcomes do not count.", lease_id, why)
             self._on_lost(lease_id)
 
@@ -156,7 +162,7 @@ class LeaseKeeper:
         return max(0.0, min(pause, (self._deadline_ns - now_ns()) / 1e9))
 
     def _log_trouble(self, error: Exception) -> None:
-        self._call_began_ns = 0
+        self._call_limit_ns = NEVER
         text = str(error).strip().split("\n")[0]
         if getattr(error.__cause__, "sqlstate", None) == UNDEFINED_TABLE:
             text += "; has manage.py migrate been run on this database?"

@@ -1,15 +1,17 @@
 """The pool: which executor starts which run, and what is known when one ends or dies. On the dispatcher's loop."""
 
 import asyncio
+import contextlib
 import itertools
 import logging
+import os
 import signal
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
-from ..executors.fence import Board
+from ..executors.fence import Board, now_ns
 from ..finish import TaskFacts
 from ..messages import Kind, Outcome, Progress, Ready, Retiring, Started, Stop, Verdict, error_document
 from ..store.base import ClaimedRun
@@ -21,6 +23,7 @@ from .executor import Executor, Flight, Token
 # An executor with so many runs before it needs no answer for each: its reports are read by the millisecond.
 BUSY = 8
 READ_SECONDS = 0.001
+FENCED_SECONDS = 0.1
 
 logger = logging.getLogger("django_dispatch.dispatcher")
 
@@ -252,6 +255,9 @@ class Pool:
         self._respawn = None
         if self._zygote is None or not self.is_filling:
             return
+        if now_ns() >= self._board.deadline_ns():  # whoever was born now would be killed at once
+            self._respawn = self._loop.call_later(FENCED_SECONDS, self._fill)
+            return
         for kind in Kind:
             present = sum(not executor.is_doomed for executor in self.lane(kind))
             for _ in range(self._wanted(kind) - present):
@@ -276,6 +282,13 @@ class Pool:
         self.take_back_from(executor)
         if self._zygote is not None:
             self._zygote.kill(executor.id, cause)
+
+    def kill_past_zygote(self) -> None:
+        """Kill every executor without the zygote, which is stuck; so it has not reaped them, and each pid is theirs."""
+        for executor in self.executors.values():
+            if executor.pid is not None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(executor.pid, signal.SIGKILL)
 
     def stop(self, executor: Executor, flight: Flight, reason: Stop) -> None:
         """Tell a body to end: by a signal that names its attempt, or by an order to its event loop."""

@@ -41,6 +41,8 @@ from .store_thread import StoreThread
 from .watch import Watch
 
 PROGRESS_SECONDS = 0.5
+LONGEST_FENCE_SECONDS = 0.25
+LONGEST_PROOF_SECONDS = 5.0
 
 logger = logging.getLogger("django_dispatch.dispatcher")
 
@@ -65,6 +67,7 @@ class Dispatcher:
         self._ending = asyncio.Event()
         self._hurry = asyncio.Event()
         self._is_ending = False
+        self._has_lost_runs = False
         self._progress: dict[tuple[int, int], str] = {}
         self.queues = Queues(settings.queues)
         self.board = Board.create(slots=2 * settings.processes + 4)
@@ -182,6 +185,7 @@ class Dispatcher:
             send=send,
             pause=backoff.next_seconds,
             on_proved=backoff.reset,
+            proof_seconds=min(max(self.settings.poll_interval_seconds, 1.0), LONGEST_PROOF_SECONDS),
         )
 
     def _listen_params(self) -> dict[str, Any]:
@@ -259,6 +263,7 @@ class Dispatcher:
 
     def _on_lease_lost(self, lease_id: UUID) -> None:
         self.claims.lose()
+        self._has_lost_runs = True
         self._soon("ground", self._ground(lease_id))
 
     async def _ground(self, lease_id: UUID) -> None:
@@ -266,6 +271,7 @@ class Dispatcher:
         await self.pool.kill_all("lease")
         self.keeper.acquire_again()
         await self.housekeeping.reclaim([lease_id], "it lost its lease")
+        self._has_lost_runs = False
 
     # wakeups
 
@@ -290,7 +296,7 @@ class Dispatcher:
         return {
             "poll": (self.settings.poll_interval_seconds, self._poll),
             "cancellations": (self.settings.poll_interval_seconds, self._look_for_cancellations),
-            "keeper": (1.0, self._look_at_keeper),
+            "fence": (min(LONGEST_FENCE_SECONDS, self.settings.margin_seconds / 8), self._look_at_fence),
         }
 
     async def _poll(self) -> None:
@@ -299,8 +305,10 @@ class Dispatcher:
         self.claims.is_claiming = not self._is_ending  # from the first poll on: the queues are known
         self.claims.look()
 
-    async def _look_at_keeper(self) -> None:
-        self.keeper.break_off_if_stuck(self.settings.renew_seconds)
+    async def _look_at_fence(self) -> None:
+        """See that who renews the lease, and who enforces its deadline, are not stuck."""
+        self.keeper.break_off_if_stuck()
+        self.children.look_at_zygote()
 
     async def _look_for_cancellations(self) -> None:
         lease_id = self.claims.lease_id
@@ -364,7 +372,7 @@ class Dispatcher:
             patience_seconds=self.settings.shutdown_timeout_seconds,
             hurry=self._hurry,
         )
-        has_left_nothing = await surrender(self.claims, self.keeper, self.store)
+        has_left_nothing = await surrender(self.claims, self.keeper, self.store) and not self._has_lost_runs
         for task in self._tasks:
             task.remove_done_callback(self._on_task_done)
             task.cancel()

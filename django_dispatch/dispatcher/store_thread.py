@@ -6,6 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
+from django.db import InterfaceError
+
 from ..store.base import Store
 
 P = ParamSpec("P")
@@ -20,12 +22,13 @@ class StoreThread:
     def __init__(self, store: Store, *, deadline_seconds: float) -> None:
         self.store = store
         self.deadline_seconds = deadline_seconds
+        self._is_closing = False
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
 
     async def call(self, verb: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a verb of the store and return what it returns. Raises ``django.db.Error``."""
         loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._executor, lambda: verb(*args, **kwargs))
+        future = loop.run_in_executor(self._executor, lambda: self._call(verb, *args, **kwargs))
         # Armed when the call is made, not when it begins: the calls before it have deadlines of their own.
         alarm = loop.call_later(self.deadline_seconds, self._break_off)
         try:
@@ -34,12 +37,18 @@ class StoreThread:
         finally:
             alarm.cancel()
 
+    def _call(self, verb: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        if self._is_closing:  # its caller is gone, and each may take seconds to find out that the database is, too
+            raise InterfaceError("The dispatcher ends.")
+        return verb(*args, **kwargs)
+
     def _break_off(self) -> None:
         logger.warning("A call to the database took longer than %g s; it is broken off.", self.deadline_seconds)
         self.store.abort()
 
     async def close(self) -> None:
-        """Let the calls under way end, then close the connection."""
+        """Let the call under way end, none that waits begin, then close the connection."""
+        self._is_closing = True
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._executor, self.store.close)
         self._executor.shutdown(wait=False)

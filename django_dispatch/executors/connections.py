@@ -32,21 +32,29 @@ def close_all() -> None:
             close_pool()
 
 
-def watch_for_our_death(check_interval_seconds: float) -> None:
-    """Make PostgreSQL end a statement whose executor was killed: a dead body must not commit beside its successor."""
-    milliseconds = max(1, int(check_interval_seconds * 1000))
+def watch_for_our_death(check_interval_seconds: float, silence_seconds: float) -> None:
+    """Make PostgreSQL end the session of an executor that was killed: a dead body must not commit beside its successor.
+
+    The kernel there is told of a death within ``check_interval_seconds``; if the network is cut, too, nothing comes,
+    and ``silence_seconds`` must be enough. (A unix socket ignores that.)
+    """
+    values = {
+        "client_connection_check_interval": max(1, int(check_interval_seconds * 1000)),
+        "tcp_keepalives_idle": max(1, int(silence_seconds / 2)),
+        "tcp_keepalives_interval": 1,
+        "tcp_user_timeout": max(1000, int(silence_seconds * 1000)),
+        "application_name": "django_dispatch executor",
+    }
+    statement = "SELECT " + ", ".join(f"set_config('{name}', '{value}', false)" for name, value in values.items())
 
     def set_up(connection: BaseDatabaseWrapper, **_: Any) -> None:
         _in_use.add(connection.alias)
         if connection.vendor != "postgresql":
             return
         try:
-            connection.connection.execute(
-                f"SELECT set_config('client_connection_check_interval', '{milliseconds}', false),"
-                " set_config('application_name', 'django_dispatch executor', false)"
-            )
+            connection.connection.execute(statement)
         except psycopg.Error as error:
-            logger.warning("client_connection_check_interval is not to be had on %s: %s", connection.alias, error)
+            logger.warning("The session settings of executors are not to be had on %s: %s", connection.alias, error)
 
     connection_created.connect(set_up, weak=False, dispatch_uid="django_dispatch.executor")
 

@@ -12,7 +12,7 @@ import time
 from ..messages import Stop
 
 _CELL = 8  # bytes; one aligned store each, so a cell is never seen half-written
-_VERSION, _LEASE_HIGH, _LEASE_LOW, _DEADLINE = range(4)
+_VERSION, _LEASE_HIGH, _LEASE_LOW, _DEADLINE, _TURNED = range(5)
 _RUN_ID, _EPOCH, _REASON, _HEARTBEAT = range(4)
 _CELLS_EACH = 8
 _HALVES = struct.Struct("!qq")
@@ -49,6 +49,10 @@ class Board:
         """Let bodies of this lease (the 16 bytes of its id) run until the deadline."""
         self._write_fence(_HALVES.unpack(lease), deadline_ns)
 
+    def lower_fence(self) -> None:
+        """Let no body start, and have all be killed: the lease is lost, whatever its deadline was."""
+        self._write_fence((0, 0), now_ns())
+
     def allows(self, lease: bytes) -> bool:
         """Return whether a body of this lease may start now."""
         halves, deadline = self._read_fence()
@@ -57,6 +61,14 @@ class Board:
     def deadline_ns(self) -> int:
         """Return when every body must be dead, whatever its lease."""
         return self._cells[_DEADLINE]
+
+    def turn(self) -> None:
+        """Say that the zygote, which enforces the deadline, is awake."""
+        self._cells[_TURNED] = now_ns()
+
+    def last_turn_ns(self) -> int:
+        """Return when it last said so."""
+        return self._cells[_TURNED]
 
     def _write_fence(self, halves: tuple[int, ...], deadline_ns: int) -> None:
         cells = self._cells

@@ -37,6 +37,7 @@ PR_SET_PDEATHSIG = 1
 # A signal of our own for the parent's death: a service manager's SIGTERM to all must leave the zygote at work.
 DEATH_SIGNAL = signal.SIGUSR2
 LONGEST_WAIT_SECONDS = 1.0
+OVERDUE_MILLISECONDS = 20.0  # between two kills of what the kernel has not ended yet
 
 logger = logging.getLogger("django_dispatch.zygote")
 
@@ -86,6 +87,7 @@ class Zygote:
         poll.register(self._wakee, select.POLLIN)
         while True:
             poll.poll(self._milliseconds_to_deadline())
+            self._board.turn()
             with contextlib.suppress(BlockingIOError):
                 self._wakee.recv(4096)
             if os.getppid() != self._config["dispatcher_pid"]:
@@ -107,7 +109,7 @@ class Zygote:
         if not self._children:
             return LONGEST_WAIT_SECONDS * 1000
         left = (self._board.deadline_ns() - now_ns()) / 1e6
-        return min(max(left, 0.0) + 0.5, LONGEST_WAIT_SECONDS * 1000)
+        return min(left + 0.5, LONGEST_WAIT_SECONDS * 1000) if left > 0 else OVERDUE_MILLISECONDS
 
     def _enforce_deadline(self) -> None:
         if self._children and now_ns() >= self._board.deadline_ns():
@@ -251,7 +253,7 @@ def main() -> None:
         django.setup()
         logs.configure(config["verbosity"])
         registry.autodiscover()
-        connections.watch_for_our_death(config["connection_check_seconds"])
+        connections.watch_for_our_death(config["connection_check_seconds"], config["connection_silence_seconds"])
         connections.close_all()
         if threading.active_count() > 1:
             names = ", ".join(thread.name for thread in threading.enumerate()[1:])
@@ -261,6 +263,7 @@ def main() -> None:
         gc.collect()
         gc.freeze()
         zygote = Zygote(config, orders, news, board)
+        board.turn()
         zygote.tell("ready", tasks=task_facts(), broken=registry.broken_modules())
         zygote.serve()
 

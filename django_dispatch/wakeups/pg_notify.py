@@ -14,8 +14,8 @@ import psycopg
 
 from .base import CHANNEL, Wakeup
 
-PROOF_SECONDS = 10.0  # how often a quiet connection must prove itself
-ANSWER_SECONDS = 5.0  # and how soon
+CONNECT_SECONDS = 10.0
+LISTEN_SECONDS = 5.0
 
 logger = logging.getLogger("django_dispatch.listener")
 
@@ -23,7 +23,9 @@ logger = logging.getLogger("django_dispatch.listener")
 class Listener:
     """Calls ``on_wakeup`` for each wakeup, and ``on_connected`` after each LISTEN: then look at the table.
 
-    ``send`` must send a payload on another connection; ``pause`` gives the seconds to wait after a failure.
+    ``send`` must send a payload on another connection; ``pause`` gives the seconds to wait after a failure. When
+    nothing was heard for ``proof_seconds``, it is sent, and must come within as many: so a connection that died in
+    silence is found within three times as long, and in a fleet most proofs are those of others.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class Listener:
         send: Callable[[str], Awaitable[None]],
         pause: Callable[[], float],
         on_proved: Callable[[], None],
+        proof_seconds: float,
     ) -> None:
         self._connect_params = connect_params
         self._on_wakeup = on_wakeup
@@ -42,6 +45,7 @@ class Listener:
         self._send = send
         self._pause = pause
         self._on_proved = on_proved
+        self._proof_seconds = proof_seconds
         self._mark = uuid4().hex
         self._heard = asyncio.Event()
         self.is_connected = False
@@ -61,10 +65,10 @@ class Listener:
 
     async def _listen(self) -> None:
         params = await asyncio.get_running_loop().run_in_executor(None, self._connect_params)
-        async with asyncio.timeout(ANSWER_SECONDS * 2):
+        async with asyncio.timeout(CONNECT_SECONDS):
             connection = await psycopg.AsyncConnection.connect(**params, autocommit=True)
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
+            async with asyncio.timeout(LISTEN_SECONDS):
                 await connection.execute(f"LISTEN {CHANNEL}")
             self.is_connected = True
             self._on_connected()
@@ -92,17 +96,19 @@ class Listener:
                 await self._send(Wakeup("test", self._mark).encode())
             except Exception as error:
                 logger.debug("No proof of listening could be sent: %s", error)
-                await asyncio.sleep(PROOF_SECONDS)
+                await asyncio.sleep(self._proof_seconds)
                 continue
             try:
-                async with asyncio.timeout(ANSWER_SECONDS):
+                async with asyncio.timeout(self._proof_seconds):
                     await self._heard.wait()
             except TimeoutError:
                 raise TimeoutError(
-                    f"LISTEN brings nothing: a wakeup sent to ourselves did not come within {ANSWER_SECONDS:g} s"
+                    f"LISTEN brings nothing: a wakeup sent to ourselves did not come within {self._proof_seconds:g} s"
                 ) from None
             self._on_proved()
-            await asyncio.sleep(PROOF_SECONDS)
+            while self._heard.is_set():
+                self._heard.clear()
+                await asyncio.sleep(self._proof_seconds)
 
 
 async def _close(connection: psycopg.AsyncConnection[Any]) -> None:

@@ -67,6 +67,7 @@ async def _kill_at_birth(children: int) -> list[int]:
         "sys_path": sys.path,
         "async_concurrency": 1,
         "connection_check_seconds": 1,
+        "connection_silence_seconds": 1,
         "limits": {"max_runs": None, "max_age_seconds": None, "max_memory_mb": None},
     }
     zygote = ZygoteProcess(config, board, boot_mark="test", on_news=on_news, on_gone=lambda _: gone.set())

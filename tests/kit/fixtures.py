@@ -16,6 +16,7 @@ from .dispatchers import Dispatchers
 from .freeze import Freeze
 from .gate import Gate
 from .ledger import Ledger
+from .network import Network
 from .relay import Relay
 
 CLEAN = "TRUNCATE django_dispatch_run, django_dispatch_lease, kit_ledger"
@@ -108,6 +109,13 @@ def relay(database_url: str) -> Iterator[Relay]:
     relay = Relay(database_url)
     yield relay
     relay.close()
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    network = Network()
+    yield network
+    network.close()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -6,6 +6,7 @@ import struct
 import threading
 from urllib.parse import urlsplit
 
+DIRECTIONS = ("requests", "answers")
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
@@ -16,7 +17,7 @@ class Relay:
         self._parts = urlsplit(url)
         self._target = (self._parts.hostname or "127.0.0.1", self._parts.port or 5432)
         self._flows = threading.Event()
-        self._is_deaf = False
+        self._swallowed: frozenset[str] = frozenset()
         self._links: list[_Link] = []
         self._port = 0
         self._listener: socket.socket | None = None
@@ -29,7 +30,7 @@ class Relay:
 
     def forward(self) -> None:
         """Carry bytes both ways; what was held goes on. Connections that were swallowed stay deaf: use new ones."""
-        self._is_deaf = False
+        self._swallowed = frozenset()
         self._flows.set()
         if self._listener is None:
             self._listen()
@@ -38,16 +39,19 @@ class Relay:
         """Carry nothing for now and lose nothing: a network partition that heals."""
         self._flows.clear()
 
-    def swallow(self) -> None:
-        """Take all bytes and carry none, with every socket open: half-open connections, old and new ones."""
-        self._is_deaf = True
+    def swallow(self, *directions: str) -> None:
+        """Take all bytes and carry none, with every socket open: half-open connections, old and new ones.
+
+        ``directions`` leaves it at ``requests`` or ``answers``.
+        """
+        self._swallowed = frozenset(directions or DIRECTIONS)
         for link in self._links:
-            link.is_deaf = True
+            link.swallowed = self._swallowed
 
     def swallow_one(self, port: int) -> None:
         """Make one connection half-open: the one that the server sees come from this port."""
         (link,) = (link for link in self._links if link.port == port)
-        link.is_deaf = True
+        link.swallowed = frozenset(DIRECTIONS)
 
     def refuse(self) -> None:
         """Reset all connections and accept no new ones: a server that is down."""
@@ -83,7 +87,7 @@ class Relay:
             except OSError:
                 return
             try:
-                link = _Link(client, socket.create_connection(self._target), self._flows, is_deaf=self._is_deaf)
+                link = _Link(client, socket.create_connection(self._target), self._flows, self._swallowed)
             except OSError:
                 client.close()
             else:
@@ -93,21 +97,23 @@ class Relay:
 class _Link:
     """One relayed connection: two sockets, and a thread a direction."""
 
-    def __init__(self, client: socket.socket, server: socket.socket, flows: threading.Event, *, is_deaf: bool) -> None:
-        self.is_deaf = is_deaf
+    def __init__(
+        self, client: socket.socket, server: socket.socket, flows: threading.Event, swallowed: frozenset[str]
+    ) -> None:
+        self.swallowed = swallowed
         self.port = server.getsockname()[1]
         self._ends = (client, server)
         self._flows = flows
-        for source, sink in ((client, server), (server, client)):
-            threading.Thread(target=self._pump, args=[source, sink], daemon=True).start()
+        for direction, source, sink in zip(DIRECTIONS, self._ends, reversed(self._ends), strict=True):
+            threading.Thread(target=self._pump, args=[direction, source, sink], daemon=True).start()
 
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+    def _pump(self, direction: str, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 self._flows.wait()
-                if not self.is_deaf:
+                if direction not in self.swallowed:
                     sink.sendall(data)
-            if not self.is_deaf:
+            if direction not in self.swallowed:
                 sink.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:

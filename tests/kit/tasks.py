@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import psutil
-from django.db import connection
+from django.db import connection, transaction
 
 from django_dispatch import RunStopped, TaskContext, task
 
@@ -150,6 +150,21 @@ async def aawful(ctx: TaskContext, name: str) -> Any:
 def awful_twice(ctx: TaskContext, name: str) -> Any:
     with Entry(ctx):
         return getattr(AwfulThings, name)()
+
+
+@task(bind=True)
+async def block(ctx: TaskContext, seconds: float) -> None:
+    """Block the event loop."""
+    with Entry(ctx):
+        time.sleep(seconds)  # noqa: ASYNC251
+
+
+@task(bind=True)
+def hold_a_lock(ctx: TaskContext, gate: str) -> None:
+    """Wait at a gate in a transaction, with a lock that another attempt needs."""
+    with Entry(ctx) as entry, transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [ctx.run_id])
+        entry.wait_at(gate)
 
 
 @task(bind=True)
