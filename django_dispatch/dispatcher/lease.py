@@ -17,8 +17,7 @@ from django.db import Error as DatabaseError
 from ..executors.fence import Board, now_ns
 from ..store.base import NewLease, Store
 from .backoff import LONGEST_PAUSE_SECONDS, Backoff
-
-UNDEFINED_TABLE = "42P01"
+from .trouble import Trouble
 
 logger = logging.getLogger("django_dispatch.lease")
 
@@ -37,6 +36,7 @@ class LeaseKeeper:
         margin_seconds: float,
         on_acquired: Callable[[UUID], None],
         on_lost: Callable[[UUID], None],
+        trouble: Trouble,
     ) -> None:
         self._store = store
         self._board = board
@@ -46,6 +46,8 @@ class LeaseKeeper:
         self._margin_seconds = margin_seconds
         self._on_acquired = on_acquired
         self._on_lost = on_lost
+        self._trouble = trouble
+        trouble.on_relief(self._try_now)
         self._backoff = Backoff(longest_seconds=min(LONGEST_PAUSE_SECONDS, renew_seconds))
         self._lease_id: UUID | None = None
         self._deadline_ns = 0
@@ -63,6 +65,9 @@ class LeaseKeeper:
     def acquire_again(self) -> None:
         """Say that every body of the lost lease is dead."""
         self._may_acquire = True
+        self._wake.set()
+
+    def _try_now(self) -> None:
         self._wake.set()
 
     def drain(self) -> None:
@@ -92,11 +97,13 @@ class LeaseKeeper:
             try:
                 pause = self._step()
                 self._backoff.reset()
+                self._trouble.succeeded("lease")
             except DatabaseError as error:
                 if self._is_stopping:
                     break
+                self._call_began_ns = 0
                 pause = self._backoff.next_seconds()
-                self._log_trouble(error)
+                self._trouble.failed("lease", error)
             except Exception:
                 logger.exception("The lease keeper failed; it goes on.")
                 pause = self._backoff.next_seconds()
@@ -154,14 +161,3 @@ class LeaseKeeper:
         if self._lease_id is None:
             return pause
         return max(0.0, min(pause, (self._deadline_ns - now_ns()) / 1e9))
-
-    def _log_trouble(self, error: Exception) -> None:
-        self._call_began_ns = 0
-        text = str(error).strip().split("\n")[0]
-        if getattr(error.__cause__, "sqlstate", None) == UNDEFINED_TABLE:
-            text += "; has manage.py migrate been run on this database?"
-        if self._lease_id is None:
-            logger.warning("No lease could be acquired: %s", text)
-        else:
-            left = (self._deadline_ns - now_ns()) / 1e9
-            logger.warning("The lease could not be renewed (%.1f s left): %s", left, text)

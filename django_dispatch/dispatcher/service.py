@@ -38,9 +38,13 @@ from .pool import Pool
 from .queues import Queues
 from .shutdown import drain, surrender
 from .store_thread import StoreThread
+from .trouble import Trouble
 from .watch import Watch
 
 PROGRESS_SECONDS = 0.5
+# By default a database that is back is in use again within ten seconds: a deadline and the longest pause.
+LONGEST_STATEMENT_SECONDS = 5.0
+LONGEST_CALL_SECONDS = 6.0
 
 logger = logging.getLogger("django_dispatch.dispatcher")
 
@@ -65,12 +69,14 @@ class Dispatcher:
         self._ending = asyncio.Event()
         self._hurry = asyncio.Event()
         self._is_ending = False
+        self._is_grounding = False
         self._progress: dict[tuple[int, int], str] = {}
         self.queues = Queues(settings.queues)
         self.board = Board.create(slots=2 * settings.processes + 4)
         # The server gives up on a statement first; the deadline is for a server, or a network, that says nothing.
-        self._statement_seconds = settings.lease_ttl_seconds / 2
-        self._deadline_seconds = settings.lease_ttl_seconds * 2 / 3
+        self._statement_seconds = min(LONGEST_STATEMENT_SECONDS, settings.lease_ttl_seconds / 2)
+        self._deadline_seconds = min(LONGEST_CALL_SECONDS, settings.lease_ttl_seconds * 2 / 3)
+        self.trouble = Trouble()
         self.store = self._open_store_thread()
         self.exchanger = self._open_exchanger()
         self.pool = self._make_pool()
@@ -83,6 +89,7 @@ class Dispatcher:
             max_interruptions=settings.max_interruptions,
             max_runs=mode.max_runs,
             on_quiet=self._on_quiet,
+            trouble=self.trouble,
         )
         self.keeper = self._make_keeper()
         self.watch = Watch(
@@ -153,6 +160,7 @@ class Dispatcher:
             margin_seconds=settings.margin_seconds,
             on_acquired=lambda lease_id: self._from_thread(self._on_lease_acquired, lease_id),
             on_lost=lambda lease_id: self._from_thread(self._on_lease_lost, lease_id),
+            trouble=self.trouble,
         )
 
     def _make_housekeeping(self) -> Housekeeping:
@@ -164,6 +172,7 @@ class Dispatcher:
             retention=self.settings.retention,
             own_lease=lambda: self.claims.lease_id,
             on_ready=self._on_ready,
+            trouble=self.trouble,
         )
 
     def _make_listener(self) -> Listener | None:
@@ -174,14 +183,24 @@ class Dispatcher:
         async def send(payload: str) -> None:
             await self.store.call(self.store.store.notify, [payload])
 
-        return Listener(
+        async def fail(error: Exception) -> None:
+            self.trouble.failed("listener", error)
+            await self.trouble.pause(backoff.next_seconds())
+
+        def succeed() -> None:
+            backoff.reset()
+            self.trouble.succeeded("listener")
+
+        listener = Listener(
             self._listen_params,
             on_wakeup=self._on_wakeup,
-            on_connected=self.claims.look,
+            on_connected=lambda: self._own("look afresh", self._look_afresh()),
             send=send,
-            pause=backoff.next_seconds,
-            on_proved=backoff.reset,
+            on_failed=fail,
+            on_proved=succeed,
         )
+        self.trouble.on_relief(listener.doubt)
+        return listener
 
     def _listen_params(self) -> dict[str, Any]:
         if self.settings.listen_dsn is not None:
@@ -236,7 +255,7 @@ class Dispatcher:
             try:
                 await work
             except DatabaseError as error:
-                logger.warning("Could not %s: %s", name, str(error).strip().split("\n", 1)[0])
+                logger.debug("Could not %s: %s", name, error)
 
         self._own(name, once())
 
@@ -262,9 +281,12 @@ class Dispatcher:
 
     async def _ground(self, lease_id: UUID) -> None:
         """Make sure that no body of the lost lease is alive; take the next lease, and give back the old one's runs."""
+        self._is_grounding = True
         await self.pool.kill_all("lease")
+        self.housekeeping.lost_leases.add(lease_id)
+        self._is_grounding = False
         self.keeper.acquire_again()
-        await self.housekeeping.reclaim([lease_id], "it lost its lease")
+        await self.housekeeping.reclaim()
 
     # wakeups
 
@@ -290,6 +312,17 @@ class Dispatcher:
             self.queues.add(await self.store.call(self.store.store.ready_queues))
         self.claims.is_claiming = not self._is_ending  # from the first poll on: the queues are known
         self.claims.look()
+
+    async def _look_afresh(self) -> None:
+        """After LISTEN, look once for what was missed before, in queues yet unknown too; the next poll may be far."""
+        backoff = Backoff()
+        while True:
+            try:
+                await self._poll()
+                return self.trouble.succeeded("look")
+            except DatabaseError as error:
+                self.trouble.failed("look", error)
+                await self.trouble.pause(backoff.next_seconds())
 
     async def _look_at_keeper(self) -> None:
         self.keeper.break_off_if_stuck(self.settings.renew_seconds)
@@ -352,6 +385,8 @@ class Dispatcher:
             hurry=self._hurry,
         )
         has_left_nothing = await surrender(self.claims, self.keeper, self.store)
+        if self._is_grounding or self.housekeeping.lost_leases:
+            has_left_nothing = False
         for task in self._tasks:
             task.remove_done_callback(self._on_task_done)
             task.cancel()

@@ -168,7 +168,7 @@ def test_a_claim_that_was_committed_after_its_connection_broke_is_released(
     run = tasks.note.delay()
     wait_for(lambda: slow_claims() == 1, what="the claim at work")
     relay.cut()
-    a.wait_for_log("The database does not answer")
+    a.wait_for_log("Trouble with the database")
     wait_for(lambda: slow_claims() == 2, what="the next claim, behind the one that nobody listens to")
     kit.sql.execute("SELECT pg_advisory_unlock(42)")
     (run,) = wait_until_final(run)
