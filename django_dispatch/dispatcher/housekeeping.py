@@ -1,6 +1,6 @@
 """What must happen whether or not there is work: reclaim, promote, prune, poll. Each off its own timer, on the loop.
 
-A step that the database fails is repeated when there is hope, any other failure with back-off; none can hold up another, for
+A step that fails is repeated with back-off, sooner when the database is seen to be back. None can hold up another, for
 each is a task of its own and the store gives each call a deadline.
 """
 
@@ -92,7 +92,7 @@ class Housekeeping:
         }
 
     async def reclaim(self, dead_leases: Sequence[UUID] = (), why: str = "its process died") -> None:
-        """Take back the runs of leases that expired or do not exist, of ``dead_leases`` too, or else of our own lost."""
+        """Take back the runs of leases that expired or do not exist; of ``dead_leases`` too, or else of our lost ones."""
         if not dead_leases and self.lost_leases:
             dead_leases, why = list(self.lost_leases), "it lost its lease"
         reclaimed = await self._store.call(
