@@ -92,7 +92,7 @@ class Housekeeping:
         }
 
     async def reclaim(self, dead_leases: Sequence[UUID] = (), why: str = "its process died") -> None:
-        """Take back the runs of leases that expired or do not exist; of ``dead_leases`` too, or else of our lost ones."""
+        """Take back the runs of leases that expired or do not exist; of ``dead_leases`` too, or of those we lost."""
         if not dead_leases and self.lost_leases:
             dead_leases, why = list(self.lost_leases), "it lost its lease"
         reclaimed = await self._store.call(

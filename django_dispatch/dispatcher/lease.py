@@ -96,8 +96,6 @@ class LeaseKeeper:
         while not self._is_stopping:
             try:
                 pause = self._step()
-                self._backoff.reset()
-                self._trouble.succeeded("lease")
             except DatabaseError as error:
                 if self._is_stopping:
                     break
@@ -127,7 +125,7 @@ class LeaseKeeper:
         lease = replace(self._template, id=uuid4())
         began = self._begin_call()
         self._store.acquire(lease, ttl_seconds=self._ttl_seconds)
-        self._call_began_ns = 0
+        self._end_call()
         self._lease_id = lease.id
         self._extend(lease.id, began)
         if now_ns() < self._deadline_ns:
@@ -136,7 +134,7 @@ class LeaseKeeper:
     def _renew(self, lease_id: UUID) -> None:
         began = self._begin_call()
         is_ours = self._store.renew(lease_id, ttl_seconds=self._ttl_seconds, is_draining=self._is_draining)
-        self._call_began_ns = 0
+        self._end_call()
         if is_ours and now_ns() < self._deadline_ns:
             self._extend(lease_id, began)
         elif not self._is_resting:
@@ -145,6 +143,11 @@ class LeaseKeeper:
     def _begin_call(self) -> int:
         self._call_began_ns = now_ns()
         return self._call_began_ns
+
+    def _end_call(self) -> None:
+        self._call_began_ns = 0
+        self._backoff.reset()
+        self._trouble.succeeded("lease")
 
     def _extend(self, lease_id: UUID, began_ns: int) -> None:
         self._deadline_ns = began_ns + int((self._ttl_seconds - self._margin_seconds) * 1e9)

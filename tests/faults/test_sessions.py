@@ -43,7 +43,9 @@ def test_each_session_of_a_dispatcher_may_be_terminated(kit: Kit) -> None:
     for role in OWN_ROLES:
         before = wait_for(lambda role=role: kit.cut.sessions(role), what=f"a {role} session")
         kit.cut(role)
-        wait_for(lambda role=role, old=set(before): set(kit.cut.sessions(role)) - old, 20, what=f"another {role} session")
+        wait_for(
+            lambda role=role, old=set(before): set(kit.cut.sessions(role)) - old, 20, what=f"another {role} session"
+        )
         (run,) = wait_until_final(tasks.note.delay())
         assert (run.status, run.attempt) == ("SUCCESSFUL", 1)
     kit.gate.open("work")

@@ -1,4 +1,4 @@
-"""A PostgreSQL server for the runs alone, to stop and start. The ledger is on another one: bodies write it meanwhile."""
+"""A PostgreSQL server for the runs alone, to stop and start. The ledger is on another: bodies write it meanwhile."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
