@@ -57,6 +57,28 @@ def test_bodies_outlive_a_restart_and_their_outcomes_are_written_once(kit: Kit, 
 
 
 @pytest.mark.slow
+def test_connections_that_died_in_silence_are_given_up_within_seconds(kit: Kit, relay: Relay) -> None:
+    """As after a failover that closed nothing: old connections bring no answer and no error, new ones work."""
+    a = kit.dispatchers(database_url=relay.url, lease_ttl=30)
+    lease_id = a.lease_id
+    run = tasks.gated.delay("work", "kept")
+    kit.gate.wait_until_reached("work")
+    relay.swallow()
+    relay.forward()
+    back_at = now_of(kit.sql)
+    kit.gate.open("work")
+    (run,) = wait_until_final(run)
+    assert (run.status, run.result, kit.ledger.starts(run)) == ("SUCCESSFUL", "kept", 1)
+    assert run.finished_at is not None
+    assert run.finished_at - back_at < RECOVERY
+    (run,) = wait_until_final(tasks.note.delay())
+    assert run.status == "SUCCESSFUL"
+    a.wait_for_log("no answer in time; the connection is given up")
+    a.wait_for_log(IS_OVER)
+    assert a.lease_id == lease_id
+
+
+@pytest.mark.slow
 def test_a_long_outage_costs_neither_cpu_nor_logs_and_ends_within_seconds(kit: Kit, server: TemporaryServer) -> None:
     a = kit.dispatchers(database_url=server.url, processes=2, async_concurrency=1, lease_ttl=3)
     run = tasks.gated.delay("work-{attempt}", "by attempt {attempt}")
