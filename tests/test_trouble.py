@@ -8,7 +8,7 @@ import pytest
 from django.db import OperationalError
 
 from django_dispatch.dispatcher import backoff, service
-from django_dispatch.dispatcher.trouble import Trouble
+from django_dispatch.dispatcher.trouble import FIRST_SILENCE_SECONDS, Trouble
 from django_dispatch.store import session
 
 GONE = OperationalError("connection refused\nmore of it")
@@ -66,6 +66,21 @@ def test_reminders_are_ever_rarer_and_give_the_newest_cause(lines: Callable[[], 
                 spoken.append((second, *said))
         assert [second for second, *_ in spoken] == [0, 5, 15, 35, 75, 135, 195, 255]
         assert spoken[1][1] == "Trouble with the database for 5 s (claims): cause 5; trying again."
+
+    asyncio.run(main())
+
+
+def test_one_part_that_fails_for_ever_hides_no_other_trouble(lines: Callable[[], list[str]]) -> None:
+    async def main() -> None:
+        clock = Clock()
+        trouble = Trouble(clock=clock)
+        for _ in range(1000):
+            trouble.failed("listener", OperationalError("LISTEN brings nothing"))
+            clock.now += 1
+        clock.now += FIRST_SILENCE_SECONDS
+        lines()
+        trouble.failed("lease", GONE)
+        assert [line.partition(" s (")[2] for line in lines()] == ["lease): connection refused; trying again."]
 
     asyncio.run(main())
 

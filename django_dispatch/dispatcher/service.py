@@ -24,7 +24,6 @@ from ..messages import Outcome
 from ..store.base import NewLease
 from ..store.exchange import AsyncExchanger
 from ..store.postgres import open_exchanger, open_store
-from ..store.session import connection_params
 from ..wakeups.base import Wakeup
 from ..wakeups.pg_notify import Listener
 from . import process
@@ -34,6 +33,7 @@ from .claims import Claims
 from .executor import Flight
 from .housekeeping import Housekeeping
 from .lease import LeaseKeeper
+from .listening import open_listener
 from .pool import Pool
 from .queues import Queues
 from .shutdown import drain, surrender
@@ -178,34 +178,13 @@ class Dispatcher:
     def _make_listener(self) -> Listener | None:
         if "pg_notify" not in self.settings.wakeups:
             return None
-        backoff = Backoff()
-
-        async def send(payload: str) -> None:
-            await self.store.call(self.store.store.notify, [payload])
-
-        async def fail(error: Exception) -> None:
-            self.trouble.failed("listener", error)
-            await self.trouble.pause(backoff.next_seconds())
-
-        def succeed() -> None:
-            backoff.reset()
-            self.trouble.succeeded("listener")
-
-        listener = Listener(
-            self._listen_params,
+        return open_listener(
+            self.settings,
+            self.store,
+            self.trouble,
             on_wakeup=self._on_wakeup,
             on_connected=lambda: self._own("look afresh", self._look_afresh()),
-            send=send,
-            on_failed=fail,
-            on_proved=succeed,
         )
-        self.trouble.on_relief(listener.doubt)
-        return listener
-
-    def _listen_params(self) -> dict[str, Any]:
-        if self.settings.listen_dsn is not None:
-            return {"conninfo": self.settings.listen_dsn, "application_name": "django_dispatch listener"}
-        return connection_params(self.settings.database, "listener")
 
     # the life
 

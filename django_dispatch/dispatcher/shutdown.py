@@ -38,8 +38,7 @@ async def drain(pool: Pool, watch: Watch, claims: Claims, *, patience_seconds: f
     claims.is_claiming = False
     loop = asyncio.get_running_loop()
     deadline = loop.time() + patience_seconds
-    # What is being claimed arrives first.
-    await until(lambda: not claims.is_under_way, seconds=min(patience_seconds, LAST_WRITES_SECONDS), unless=hurry)
+    await until(lambda: not claims.is_under_way, seconds=LAST_WRITES_SECONDS)  # what is being claimed arrives first
     for executor in pool.executors.values():
         pool.take_back_from(executor)
     pool.release_waiting(older_than=float("inf"))

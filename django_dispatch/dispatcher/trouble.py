@@ -28,7 +28,7 @@ class Trouble:
         self._lock = threading.Lock()
         self._failing: set[str] = set()
         self._since = 0.0
-        self._silent_until = float("-inf")
+        self._spoke_at = self._silent_until = float("-inf")
         self._silence = FIRST_SILENCE_SECONDS
         self._is_announced = False
         self._relief = asyncio.Event()
@@ -40,11 +40,13 @@ class Trouble:
             now = self._clock()
             if not self._failing:
                 self._since, self._is_announced, self._silence = now, False, FIRST_SILENCE_SECONDS
+            elif part not in self._failing:  # it may be another trouble: what fails for ever must not hide it
+                self._silent_until = min(self._silent_until, self._spoke_at + FIRST_SILENCE_SECONDS)
             self._failing.add(part)
             if now < self._silent_until:
                 return
             lasted = f" for {now - self._since:.0f} s" if self._is_announced else ""
-            self._is_announced, self._silent_until = True, now + self._silence
+            self._is_announced, self._spoke_at, self._silent_until = True, now, now + self._silence
             self._silence = min(self._silence * 2, LONGEST_SILENCE_SECONDS)
         logger.warning("Trouble with the database%s (%s): %s; trying again.", lasted, part, text_of(error))
 
