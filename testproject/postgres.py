@@ -86,7 +86,7 @@ class Server:
                 # PostgreSQL would believe a pid file that names anybody alive.
                 (self.data / "postmaster.pid").unlink(missing_ok=True)
                 self._choose_port()
-                self._command("pg_ctl", "start", "-w", "-D", self.data, "-l", self._log, "-o", f"-p {self._port}")
+                self._command("pg_ctl", "start", "-w", "-D", self.data, "-l", self._log, "-o", f"-p {self.port}")
             time.sleep(0.1)
         with psycopg.connect(self.database_url("postgres"), autocommit=True) as connection:
             if not connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE]).fetchone():
@@ -113,7 +113,7 @@ class Server:
             psutil.wait_procs(family, timeout=10)
 
     @property
-    def _port(self) -> int:
+    def port(self) -> int:
         return urlsplit(self.url).port or 5432
 
     def _initialise(self) -> None:
@@ -144,9 +144,9 @@ class Server:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind(("127.0.0.1", self._port))
+                probe.bind(("127.0.0.1", self.port))
             except OSError:
-                self._remember(self.url.replace(f":{self._port}/", f":{free_port()}/"))
+                self._remember(self.url.replace(f":{self.port}/", f":{free_port()}/"))
 
     def _remember(self, url: str) -> None:
         new = self.home / "url.new"

@@ -3,11 +3,12 @@
 import random
 
 FIRST_PAUSE_SECONDS = 0.1
-LONGEST_PAUSE_SECONDS = 10.0
+# A database that is back is noticed within this and CONNECT_SECONDS, or a statement's deadline: see docs/recovery.md.
+LONGEST_PAUSE_SECONDS = 3.0
 
 
 class Backoff:
-    """Jittered pauses that double from 0.1 seconds to ``longest_seconds``, until reset()."""
+    """Jittered pauses that double from ``first_seconds`` to ``longest_seconds``, until reset()."""
 
     def __init__(self, *, first_seconds: float = FIRST_PAUSE_SECONDS, longest_seconds: float = LONGEST_PAUSE_SECONDS):
         self._first = first_seconds

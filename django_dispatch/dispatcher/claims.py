@@ -23,6 +23,7 @@ from .backoff import Backoff
 from .executor import Flight, Token
 from .pool import Pool, Room
 from .store_thread import StoreThread
+from .trouble import Trouble, text_of
 
 LARGEST_BATCH = 500
 # Second looks after one that found work: they find what a thinned or gated wakeup did not announce.
@@ -59,6 +60,7 @@ class Claims:
         max_interruptions: int,
         max_runs: int | None,
         on_quiet: Callable[[], None],
+        trouble: Trouble,
     ) -> None:
         self._exchanger = exchanger
         self._store = store
@@ -67,6 +69,7 @@ class Claims:
         self._max_interruptions = max_interruptions
         self._max_runs = max_runs
         self._on_quiet = on_quiet
+        self._trouble = trouble
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
         self._backoff = Backoff()
@@ -148,9 +151,8 @@ class Claims:
                 self.reconcile_soon()
                 # A statement goes on in the database when its connection breaks: look again when it must have ended.
                 self._loop.call_later(self._store.deadline_seconds, self.reconcile_soon)
-                pause = self._backoff.next_seconds()
-                logger.warning("The database does not answer (%s); next try in %.1f s.", _first_line(error), pause)
-                await asyncio.sleep(pause)
+                self._trouble.failed("claims", error)
+                await self._trouble.pause(self._backoff.next_seconds())
                 self._event.set()
 
     @property
@@ -174,6 +176,7 @@ class Claims:
         """Make one exchange if there is a reason to; return whether to go on at once."""
         if self._must_reconcile:
             await self._reconcile(lease_id)
+            self._trouble.succeeded("claims")
         room = self._room()
         limit = room.limit
         batch = [self._unwritten.popleft() for _ in range(min(len(self._unwritten), LARGEST_BATCH))]
@@ -193,6 +196,7 @@ class Claims:
             raise
         finally:
             self._is_asking = False
+        self._trouble.succeeded("claims")
         if exchange.busy:
             batch = self._put_off(batch, set(exchange.busy))
         elif not self._busy:
@@ -254,7 +258,7 @@ class Claims:
         """One outcome of the batch cannot be stored: find it by halves, and store that it cannot be."""
         if len(batch) == 1:
             ended = batch[0]
-            message = f"PostgreSQL cannot store what the body returned: {_first_line(error)}"
+            message = f"PostgreSQL cannot store what the body returned: {text_of(error)}"
             text = error_document("result", message, attempt=ended.flight.run.attempt)
             outcome = Outcome(*ended.flight.token, Verdict.UNSTORABLE, ended.outcome.duration_seconds, text)
             settlement = settle(ended.flight.run, outcome, None, max_interruptions=self._max_interruptions)
@@ -360,7 +364,3 @@ def _log(ended: Ended) -> None:
 def _is_unstorable(error: DatabaseError) -> bool:
     """Whether the data is to blame: a value that a type cannot hold, or a limit of the program (class 54)."""
     return isinstance(error, DataError) or str(getattr(error.__cause__, "sqlstate", "")).startswith("54")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0] or type(error).__name__

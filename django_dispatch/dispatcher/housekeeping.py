@@ -1,6 +1,6 @@
 """What must happen whether or not there is work: reclaim, promote, prune, poll. Each off its own timer, on the loop.
 
-A step that fails is logged once, repeated with back-off, and logged again when it works; none can hold up another, for
+A step that fails is repeated with back-off, sooner when the database is seen to be back. None can hold up another, for
 each is a task of its own and the store gives each call a deadline.
 """
 
@@ -17,6 +17,7 @@ from ..store.base import Neighbour, Reclaimed
 from . import process
 from .backoff import Backoff
 from .store_thread import StoreThread
+from .trouble import Trouble
 
 JITTER = 0.2
 PRUNE_SECONDS = 60.0
@@ -46,6 +47,7 @@ class Housekeeping:
         own_lease: Callable[[], UUID | None],
         on_ready: Callable[[Sequence[str]], None],
         is_listening: Callable[[], bool],
+        trouble: Trouble,
     ) -> None:
         self._store = store
         self._ttl_seconds = ttl_seconds
@@ -55,8 +57,11 @@ class Housekeeping:
         self._own_lease = own_lease
         self._on_ready = on_ready
         self._is_listening = is_listening
+        self._trouble = trouble
         self._neighbours: Sequence[Neighbour] = ()
         self._news, self._learned, self._learned_at = 1, 0, 0.0
+        self.lost_leases: set[UUID] = set()
+        """Leases of ours that were lost and whose bodies are dead; their runs are still to be given back."""
         self.last_success: dict[str, float] = {}
         """When each step last succeeded, by time.time()."""
 
@@ -69,15 +74,18 @@ class Housekeeping:
                 pause = await step()
                 self.last_success[name] = time.time()
                 backoff.reset()
+                self._trouble.succeeded(name)
                 if is_failing:
                     logger.info("Housekeeping step %s works again.", name)
                 is_failing = False
+            except DatabaseError as error:
+                self._trouble.failed(name, error)
+                await self._trouble.pause(backoff.next_seconds())
+                continue
             except Exception as error:
                 pause = backoff.next_seconds()
                 if not is_failing:
-                    is_expected = isinstance(error, DatabaseError)
-                    text = str(error).strip().split("\n", 1)[0]
-                    logger.warning("Housekeeping step %s fails: %s", name, text, exc_info=not is_expected)
+                    logger.warning("Housekeeping step %s fails: %s", name, error, exc_info=True)
                 is_failing = True
             await asyncio.sleep((seconds if pause is None else pause) * random.uniform(1 - JITTER, 1 + JITTER))
 
@@ -91,7 +99,9 @@ class Housekeeping:
         }
 
     async def reclaim(self, dead_leases: Sequence[UUID] = (), why: str = "its process died") -> None:
-        """Take back the runs of leases that expired or do not exist, of ``dead_leases`` too."""
+        """Take back the runs of leases that expired or do not exist; of ``dead_leases`` too, or of those we lost."""
+        if not dead_leases and self.lost_leases:
+            dead_leases, why = list(self.lost_leases), "it lost its lease"
         reclaimed = await self._store.call(
             self._store.store.reclaim,
             grace_seconds=RECLAIM_GRACE_SECONDS,
@@ -99,6 +109,7 @@ class Housekeeping:
             dead_leases=dead_leases,
             why=why,
         )
+        self.lost_leases.difference_update(dead_leases)
         for run in reclaimed:
             logger.warning(
                 "Run %s (%s) is reclaimed from lease %s: %s.", run.run_id, run.task, run.lease_id, run.status

@@ -17,8 +17,7 @@ from django.db import Error as DatabaseError
 from ..executors.fence import NEVER, Board, now_ns
 from ..store.base import NewLease, Store
 from .backoff import LONGEST_PAUSE_SECONDS, Backoff
-
-UNDEFINED_TABLE = "42P01"
+from .trouble import Trouble
 
 logger = logging.getLogger("django_dispatch.lease")
 
@@ -37,6 +36,7 @@ class LeaseKeeper:
         margin_seconds: float,
         on_acquired: Callable[[UUID], None],
         on_lost: Callable[[UUID], None],
+        trouble: Trouble,
     ) -> None:
         self._store = store
         self._board = board
@@ -46,6 +46,8 @@ class LeaseKeeper:
         self._margin_seconds = margin_seconds
         self._on_acquired = on_acquired
         self._on_lost = on_lost
+        self._trouble = trouble
+        trouble.on_relief(self._try_now)
         self._backoff = Backoff(longest_seconds=min(LONGEST_PAUSE_SECONDS, renew_seconds))
         self._lease_id: UUID | None = None
         self._deadline_ns = 0
@@ -63,6 +65,9 @@ class LeaseKeeper:
     def acquire_again(self) -> None:
         """Say that every body of the lost lease is dead."""
         self._may_acquire = True
+        self._wake.set()
+
+    def _try_now(self) -> None:
         self._wake.set()
 
     def drain(self) -> None:
@@ -91,12 +96,12 @@ class LeaseKeeper:
         while not self._is_stopping:
             try:
                 pause = self._step()
-                self._backoff.reset()
             except DatabaseError as error:
                 if self._is_stopping:
                     break
+                self._call_limit_ns = NEVER
                 pause = self._backoff.next_seconds()
-                self._log_trouble(error)
+                self._trouble.failed("lease", error)
             except Exception:
                 logger.exception("The lease keeper failed; it goes on.")
                 pause = self._backoff.next_seconds()
@@ -120,7 +125,7 @@ class LeaseKeeper:
         lease = replace(self._template, id=uuid4())
         began = self._begin_call()
         self._store.acquire(lease, ttl_seconds=self._ttl_seconds)
-        self._call_limit_ns = NEVER
+        self._end_call()
         self._lease_id = lease.id
         self._extend(lease.id, began)
         if now_ns() < self._deadline_ns:
@@ -129,7 +134,7 @@ class LeaseKeeper:
     def _renew(self, lease_id: UUID) -> None:
         began = self._begin_call()
         is_ours = self._store.renew(lease_id, ttl_seconds=self._ttl_seconds, is_draining=self._is_draining)
-        self._call_limit_ns = NEVER
+        self._end_call()
         if is_ours and now_ns() < self._deadline_ns:
             self._extend(lease_id, began)
         elif not self._is_resting:
@@ -143,6 +148,11 @@ class LeaseKeeper:
             limit_ns = min(limit_ns, (self._deadline_ns - now) // 2)
         self._call_limit_ns = now + limit_ns
         return now
+
+    def _end_call(self) -> None:
+        self._call_limit_ns = NEVER
+        self._backoff.reset()
+        self._trouble.succeeded("lease")
 
     def _extend(self, lease_id: UUID, began_ns: int) -> None:
         self._deadline_ns = began_ns + int((self._ttl_seconds - self._margin_seconds) * 1e9)
@@ -160,14 +170,3 @@ class LeaseKeeper:
         if self._lease_id is None:
             return pause
         return max(0.0, min(pause, (self._deadline_ns - now_ns()) / 1e9))
-
-    def _log_trouble(self, error: Exception) -> None:
-        self._call_limit_ns = NEVER
-        text = str(error).strip().split("\n")[0]
-        if getattr(error.__cause__, "sqlstate", None) == UNDEFINED_TABLE:
-            text += "; has manage.py migrate been run on this database?"
-        if self._lease_id is None:
-            logger.warning("No lease could be acquired: %s", text)
-        else:
-            left = (self._deadline_ns - now_ns()) / 1e9
-            logger.warning("The lease could not be renewed (%.1f s left): %s", left, text)

@@ -24,7 +24,6 @@ from ..messages import Outcome
 from ..store.base import NewLease
 from ..store.exchange import AsyncExchanger
 from ..store.postgres import open_exchanger, open_store
-from ..store.session import connection_params
 from ..wakeups.base import Wakeup
 from ..wakeups.pg_notify import Listener
 from . import process
@@ -34,15 +33,19 @@ from .claims import Claims
 from .executor import Flight
 from .housekeeping import Housekeeping
 from .lease import LeaseKeeper
+from .listening import open_listener
 from .pool import Pool
 from .queues import Queues
 from .shutdown import drain, surrender
 from .store_thread import StoreThread
+from .trouble import Trouble
 from .watch import Watch
 
 PROGRESS_SECONDS = 0.5
 LONGEST_FENCE_SECONDS = 0.25
-LONGEST_PROOF_SECONDS = 5.0
+# By default a database that is back is in use again within ten seconds: a deadline and the longest pause.
+LONGEST_STATEMENT_SECONDS = 5.0
+LONGEST_CALL_SECONDS = 6.0
 
 logger = logging.getLogger("django_dispatch.dispatcher")
 
@@ -67,13 +70,14 @@ class Dispatcher:
         self._ending = asyncio.Event()
         self._hurry = asyncio.Event()
         self._is_ending = False
-        self._has_lost_runs = False
+        self._is_grounding = False
         self._progress: dict[tuple[int, int], str] = {}
         self.queues = Queues(settings.queues)
         self.board = Board.create(slots=2 * settings.processes + 4)
         # The server gives up on a statement first; the deadline is for a server, or a network, that says nothing.
-        self._statement_seconds = settings.lease_ttl_seconds / 2
-        self._deadline_seconds = settings.lease_ttl_seconds * 2 / 3
+        self._statement_seconds = min(LONGEST_STATEMENT_SECONDS, settings.lease_ttl_seconds / 2)
+        self._deadline_seconds = min(LONGEST_CALL_SECONDS, settings.lease_ttl_seconds * 2 / 3)
+        self.trouble = Trouble()
         self.store = self._open_store_thread()
         self.exchanger = self._open_exchanger()
         self.pool = self._make_pool()
@@ -86,6 +90,7 @@ class Dispatcher:
             max_interruptions=settings.max_interruptions,
             max_runs=mode.max_runs,
             on_quiet=self._on_quiet,
+            trouble=self.trouble,
         )
         self.keeper = self._make_keeper()
         self.watch = Watch(
@@ -156,6 +161,7 @@ class Dispatcher:
             margin_seconds=settings.margin_seconds,
             on_acquired=lambda lease_id: self._from_thread(self._on_lease_acquired, lease_id),
             on_lost=lambda lease_id: self._from_thread(self._on_lease_lost, lease_id),
+            trouble=self.trouble,
         )
 
     def _make_housekeeping(self) -> Housekeeping:
@@ -168,30 +174,19 @@ class Dispatcher:
             own_lease=lambda: self.claims.lease_id,
             on_ready=self._on_ready,
             is_listening=lambda: self.listener is not None and self.listener.is_connected,
+            trouble=self.trouble,
         )
 
     def _make_listener(self) -> Listener | None:
         if "pg_notify" not in self.settings.wakeups:
             return None
-        backoff = Backoff()
-
-        async def send(payload: str) -> None:
-            await self.store.call(self.store.store.notify, [payload])
-
-        return Listener(
-            self._listen_params,
+        return open_listener(
+            self.settings,
+            self.store,
+            self.trouble,
             on_wakeup=self._on_wakeup,
             on_connected=self._on_listening,
-            send=send,
-            pause=backoff.next_seconds,
-            on_proved=backoff.reset,
-            proof_seconds=min(max(self.settings.poll_interval_seconds, 1.0), LONGEST_PROOF_SECONDS),
         )
-
-    def _listen_params(self) -> dict[str, Any]:
-        if self.settings.listen_dsn is not None:
-            return {"conninfo": self.settings.listen_dsn, "application_name": "django_dispatch listener"}
-        return connection_params(self.settings.database, "listener")
 
     # the life
 
@@ -241,7 +236,7 @@ class Dispatcher:
             try:
                 await work
             except DatabaseError as error:
-                logger.warning("Could not %s: %s", name, str(error).strip().split("\n", 1)[0])
+                logger.debug("Could not %s: %s", name, error)
 
         self._own(name, once())
 
@@ -263,22 +258,23 @@ class Dispatcher:
 
     def _on_lease_lost(self, lease_id: UUID) -> None:
         self.claims.lose()
-        self._has_lost_runs = True
+        self._is_grounding = True
         self._soon("ground", self._ground(lease_id))
 
     async def _ground(self, lease_id: UUID) -> None:
         """Make sure that no body of the lost lease is alive; take the next lease, and give back the old one's runs."""
         await self.pool.kill_all("lease")
+        self.housekeeping.lost_leases.add(lease_id)
+        self._is_grounding = False
         self.keeper.acquire_again()
-        await self.housekeeping.reclaim([lease_id], "it lost its lease")
-        self._has_lost_runs = False
+        await self.housekeeping.reclaim()
 
     # wakeups
 
     def _on_listening(self) -> None:
         """Look for what no wakeup has told."""
-        self.claims.look()
         self.housekeeping.learn_neighbours()
+        self._own("look afresh", self._look_afresh())
 
     def _on_wakeup(self, wakeup: Wakeup) -> None:
         if wakeup.kind == "ready":
@@ -309,6 +305,17 @@ class Dispatcher:
         """See that who renews the lease, and who enforces its deadline, are not stuck."""
         self.keeper.break_off_if_stuck()
         self.children.look_at_zygote()
+
+    async def _look_afresh(self) -> None:
+        """After LISTEN, look once for what was missed before, in queues yet unknown too; the next poll may be far."""
+        backoff = Backoff()
+        while True:
+            try:
+                await self._poll()
+                return self.trouble.succeeded("look")
+            except DatabaseError as error:
+                self.trouble.failed("look", error)
+                await self.trouble.pause(backoff.next_seconds())
 
     async def _look_for_cancellations(self) -> None:
         lease_id = self.claims.lease_id
@@ -372,7 +379,9 @@ class Dispatcher:
             patience_seconds=self.settings.shutdown_timeout_seconds,
             hurry=self._hurry,
         )
-        has_left_nothing = await surrender(self.claims, self.keeper, self.store) and not self._has_lost_runs
+        has_left_nothing = await surrender(self.claims, self.keeper, self.store)
+        if self._is_grounding or self.housekeeping.lost_leases:
+            has_left_nothing = False
         for task in self._tasks:
             task.remove_done_callback(self._on_task_done)
             task.cancel()

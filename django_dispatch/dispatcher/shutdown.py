@@ -36,11 +36,13 @@ async def until(condition: Callable[[], bool], *, seconds: float, unless: asynci
 async def drain(pool: Pool, watch: Watch, claims: Claims, *, patience_seconds: float, hurry: asyncio.Event) -> None:
     """Give back what has not started, let bodies end in their time, then stop and hand back the rest."""
     claims.is_claiming = False
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + patience_seconds
     await until(lambda: not claims.is_under_way, seconds=LAST_WRITES_SECONDS)  # what is being claimed arrives first
     for executor in pool.executors.values():
         pool.take_back_from(executor)
     pool.release_waiting(older_than=float("inf"))
-    if await until(lambda: not pool.flights(), seconds=patience_seconds, unless=hurry):
+    if await until(lambda: not pool.flights(), seconds=deadline - loop.time(), unless=hurry):
         return
     names = ", ".join(f"{flight.run.id} {flight.run.task}" for flight in pool.flights()[:SHOWN])
     logger.warning("Still running, and stopped now: %s runs (%s …).", len(pool.flights()), names)
@@ -61,13 +63,15 @@ async def _stop_all(pool: Pool, watch: Watch, grace_seconds: float, unless: asyn
 
 async def surrender(claims: Claims, keeper: LeaseKeeper, store: StoreThread) -> bool:
     """Write the last outcomes and delete the lease. Returns whether nothing of ours is left in the database."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + LAST_WRITES_SECONDS
     written = await until(claims.is_settled, seconds=LAST_WRITES_SECONDS)
     lease_id = claims.lease_id
     if lease_id is None:
         return written  # lost: its runs are reclaimed by others, and none is ours
     keeper.rest()
     try:
-        async with asyncio.timeout(LAST_WRITES_SECONDS):
+        async with asyncio.timeout_at(deadline):
             return await store.call(store.store.surrender, lease_id) and written
     except (DatabaseError, TimeoutError) as error:
         logger.error("The lease could not be surrendered: %s", str(error).strip().split("\n", 1)[0])

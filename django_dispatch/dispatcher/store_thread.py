@@ -1,7 +1,6 @@
 """The one thread on which the dispatcher's loop talks to the store: calls in order, each with a deadline."""
 
 import asyncio
-import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
@@ -13,8 +12,6 @@ from ..store.base import Store
 P = ParamSpec("P")
 R = TypeVar("R")
 
-logger = logging.getLogger("django_dispatch.dispatcher")
-
 
 class StoreThread:
     """``await thread.call(store.verb, …)`` runs the verb there. A call past its deadline has its connection broken."""
@@ -24,18 +21,22 @@ class StoreThread:
         self.deadline_seconds = deadline_seconds
         self._is_closing = False
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
+        self._turn = asyncio.Lock()
 
     async def call(self, verb: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a verb of the store and return what it returns. Raises ``django.db.Error``."""
         loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._executor, lambda: self._call(verb, *args, **kwargs))
-        # Armed when the call is made, not when it begins: the calls before it have deadlines of their own.
-        alarm = loop.call_later(self.deadline_seconds, self._break_off)
-        try:
-            # Shielded: a cancelled caller must not leave a call under way that nobody knows of.
-            return await asyncio.shield(future)
-        finally:
-            alarm.cancel()
+        async with self._turn:  # so that the deadline begins with the call
+            future = loop.run_in_executor(self._executor, lambda: self._call(verb, *args, **kwargs))
+            self._set_alarm()
+            try:
+                # Shielded: a cancelled caller must not leave a call under way that nobody knows of.
+                return await asyncio.shield(future)
+            finally:
+                self._alarm.cancel()
+
+    def _set_alarm(self) -> None:
+        self._alarm = asyncio.get_running_loop().call_later(self.deadline_seconds, self._break_off)
 
     def _call(self, verb: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         if self._is_closing:  # its caller is gone, and each may take seconds to find out that the database is, too
@@ -43,7 +44,8 @@ class StoreThread:
         return verb(*args, **kwargs)
 
     def _break_off(self) -> None:
-        logger.warning("A call to the database took longer than %g s; it is broken off.", self.deadline_seconds)
+        """Break the connection under the call; again later, if there is none yet."""
+        self._set_alarm()
         self.store.abort()
 
     async def close(self) -> None:

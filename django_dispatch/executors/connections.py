@@ -32,6 +32,14 @@ def close_all() -> None:
             close_pool()
 
 
+def distrust_pools() -> None:
+    """Have pools look at a connection before they lend it: what died in a pool is not seen by drop_broken()."""
+    for alias in connections:
+        settings = connections.settings[alias]
+        if settings.get("OPTIONS", {}).get("pool"):
+            settings["CONN_HEALTH_CHECKS"] = True
+
+
 def watch_for_our_death(check_interval_seconds: float, silence_seconds: float) -> None:
     """Make PostgreSQL end the session of an executor that was killed: a dead body must not commit beside its successor.
 

@@ -255,6 +255,7 @@ def main() -> None:
         registry.autodiscover()
         connections.watch_for_our_death(config["connection_check_seconds"], config["connection_silence_seconds"])
         connections.close_all()
+        connections.distrust_pools()
         if threading.active_count() > 1:
             names = ", ".join(thread.name for thread in threading.enumerate()[1:])
             logger.warning(

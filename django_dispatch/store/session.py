@@ -6,7 +6,6 @@ level chosen for the web can change what the dispatcher needs: one autocommit se
 
 import asyncio
 import contextlib
-import logging
 import os
 import socket
 from collections.abc import Mapping
@@ -19,7 +18,9 @@ from django.db.utils import DatabaseErrorWrapper
 
 Row: TypeAlias = tuple[Any, ...]
 
-logger = logging.getLogger("django_dispatch.store")
+NO_ANSWER = "no answer in time; the connection is given up"
+
+CONNECT_SECONDS = 3  # for each host; a project's own connect_timeout counts instead
 
 # An idle or half-open TCP connection is noticed by the kernel after about 25 seconds. A unix socket ignores these.
 KEEPALIVES = {
@@ -28,7 +29,7 @@ KEEPALIVES = {
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 15_000,
-    "connect_timeout": 5,
+    "connect_timeout": CONNECT_SECONDS,
 }
 
 # Few statements, each made for its index, planned once: neither an empty table, nor stale statistics, nor a backlog
@@ -93,21 +94,27 @@ class Session:
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
         self._is_pooled = terms.is_pooled
+        self._is_aborted = False
         self._connection: psycopg.Connection[Row] | None = None
         self._translate_errors = DatabaseErrorWrapper(connections[terms.alias])
 
     def execute(self, statement: str, params: Mapping[str, Any] | None = None) -> psycopg.Cursor[Row]:
         """Run one statement in a transaction of its own. Raises ``django.db.Error``; the next call reconnects."""
+        self._is_aborted = False
         with self._translate_errors:
             try:
                 connection = self._connection or self._connect()
                 return connection.execute(statement, params, prepare=not self._is_pooled)
-            except psycopg.OperationalError:
-                self.close()
+            except psycopg.Error as error:
+                if _may_be_the_connection(error):
+                    self.close()
+                if self._is_aborted:
+                    raise psycopg.OperationalError(NO_ANSWER) from error
                 raise
 
     def abort(self) -> None:
         """Break the connection under a statement that takes too long. May be called from any thread."""
+        self._is_aborted = True
         if self._connection is not None:
             _break(self._connection)
 
@@ -136,22 +143,27 @@ class AsyncSession:
         self._terms = terms
         self._is_pooled = terms.is_pooled
         self._deadline_seconds = deadline_seconds
+        self._is_aborted = False
         self._connection: psycopg.AsyncConnection[Row] | None = None
         self._translate_errors = DatabaseErrorWrapper(connections[terms.alias])
 
     async def execute(self, statement: str, params: Mapping[str, Any]) -> list[Row]:
         """Run one statement in a transaction of its own; return its rows. Raises ``django.db.Error``."""
-        alarm = asyncio.get_running_loop().call_later(self._deadline_seconds, self._abort)
+        self._is_aborted = False
+        self._set_alarm()
         with self._translate_errors:
             try:
                 connection = self._connection or await self._connect()
                 cursor = await connection.execute(statement, params, prepare=not self._is_pooled)
                 return await cursor.fetchall()
-            except psycopg.OperationalError:
-                await self.close()
+            except psycopg.Error as error:
+                if _may_be_the_connection(error):
+                    await self.close()
+                if self._is_aborted:
+                    raise psycopg.OperationalError(NO_ANSWER) from error
                 raise
             finally:
-                alarm.cancel()
+                self._alarm.cancel()
 
     async def close(self) -> None:
         """Close the connection, if any."""
@@ -160,8 +172,13 @@ class AsyncSession:
             with contextlib.suppress(psycopg.Error):
                 await connection.close()
 
+    def _set_alarm(self) -> None:
+        self._alarm = asyncio.get_running_loop().call_later(self._deadline_seconds, self._abort)
+
     def _abort(self) -> None:
-        logger.warning("A statement took longer than %g s; it is broken off.", self._deadline_seconds)
+        """Break the connection; again later, if there is none yet."""
+        self._set_alarm()
+        self._is_aborted = True
         if self._connection is not None:
             _break(self._connection)
 
@@ -172,6 +189,12 @@ class AsyncSession:
         if opening := self._terms.opening():
             await connection.execute(opening)
         return connection
+
+
+def _may_be_the_connection(error: psycopg.Error) -> bool:
+    """Whether another connection may fare better: always, unless the data is to blame. A standby refuses writes, say,
+    and after a failover the name leads elsewhere."""
+    return not isinstance(error, psycopg.DataError)
 
 
 def _break(connection: psycopg.Connection[Row] | psycopg.AsyncConnection[Row]) -> None:

@@ -5,7 +5,7 @@ believed: every so often the dispatcher sends itself a wakeup, and a connection 
 """
 
 import asyncio
-import logging
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import uuid4
@@ -17,15 +17,13 @@ from .base import CHANNEL, Wakeup
 CONNECT_SECONDS = 10.0
 LISTEN_SECONDS = 5.0
 
-logger = logging.getLogger("django_dispatch.listener")
-
 
 class Listener:
     """Calls ``on_wakeup`` for each wakeup, and ``on_connected`` after each LISTEN: then look at the table.
 
-    ``send`` must send a payload on another connection; ``pause`` gives the seconds to wait after a failure. When
-    nothing was heard for ``proof_seconds``, it is sent, and must come within as many: so a connection that died in
-    silence is found within three times as long, and in a fleet most proofs are those of others.
+    ``send`` must send a payload on another connection. After a failure ``on_failed`` returns when to try again. When
+    nothing was heard for ``proof_seconds``, a payload is sent, and must come within as many: so a connection that died
+    in silence is found within three times as long, and in a fleet most proofs are those of others.
     """
 
     def __init__(
@@ -35,7 +33,7 @@ class Listener:
         on_wakeup: Callable[[Wakeup], None],
         on_connected: Callable[[], None],
         send: Callable[[str], Awaitable[None]],
-        pause: Callable[[], float],
+        on_failed: Callable[[Exception], Awaitable[None]],
         on_proved: Callable[[], None],
         proof_seconds: float,
     ) -> None:
@@ -43,11 +41,12 @@ class Listener:
         self._on_wakeup = on_wakeup
         self._on_connected = on_connected
         self._send = send
-        self._pause = pause
+        self._on_failed = on_failed
         self._on_proved = on_proved
         self._proof_seconds = proof_seconds
         self._mark = uuid4().hex
         self._heard = asyncio.Event()
+        self._doubt = asyncio.Event()
         self.is_connected = False
 
     async def run(self) -> None:
@@ -56,12 +55,12 @@ class Listener:
             try:
                 await self._listen()
             except (psycopg.Error, OSError, TimeoutError) as error:
-                was_connected, self.is_connected = self.is_connected, False
-                pause = self._pause()
-                text = str(error).strip().split("\n", 1)[0] or type(error).__name__
-                state = "was lost" if was_connected else "cannot be had"
-                logger.warning("The listening connection %s (%s); next try in %.1f s.", state, text, pause)
-                await asyncio.sleep(pause)
+                self.is_connected = False
+                await self._on_failed(error)
+
+    def doubt(self) -> None:
+        """Have the connection prove itself now: there was trouble, and it may not know yet."""
+        self._doubt.set()
 
     async def _listen(self) -> None:
         params = await asyncio.get_running_loop().run_in_executor(None, self._connect_params)
@@ -95,8 +94,7 @@ class Listener:
             try:
                 await self._send(Wakeup("test", self._mark).encode())
             except Exception as error:
-                logger.debug("No proof of listening could be sent: %s", error)
-                await asyncio.sleep(self._proof_seconds)
+                await self._on_failed(error)
                 continue
             try:
                 async with asyncio.timeout(self._proof_seconds):
@@ -108,7 +106,10 @@ class Listener:
             self._on_proved()
             while self._heard.is_set():
                 self._heard.clear()
-                await asyncio.sleep(self._proof_seconds)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._proof_seconds):
+                        await self._doubt.wait()
+            self._doubt.clear()
 
 
 async def _close(connection: psycopg.AsyncConnection[Any]) -> None:

@@ -184,7 +184,7 @@ def test_a_claim_whose_reply_was_lost_is_released(kit: Kit, relay: Relay, slow_c
     wait_for(lambda: slow_claims() == 1, what="the claim at work")
     if way == "cut":
         relay.cut()
-        a.wait_for_log("The database does not answer")
+        a.wait_for_log("Trouble with the database")
         wait_for(lambda: slow_claims() == 2, what="the next claim, behind the one that nobody listens to")
     else:
         query = "SELECT client_port FROM pg_stat_activity WHERE application_name = 'django_dispatch claims'"

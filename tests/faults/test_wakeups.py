@@ -17,8 +17,8 @@ def test_a_wakeup_missed_while_disconnected_is_made_up_for_by_a_look(kit: Kit, r
     wait_for(lambda: kit.cut.sessions("listener"), what="the listening session")
     wait_until_final(tasks.note.delay(), seconds=5)
     relay.refuse()
-    a.wait_for_log("The listening connection was lost")
-    missed = tasks.note.delay()
+    a.wait_for_log("Trouble with the database (listener)")
+    missed = tasks.note.apply_async(queue="in one that nobody knew, too")
     assert kit.ledger.starts(missed) == 0
     relay.forward()
     (missed,) = wait_until_final(missed, seconds=12)
@@ -31,7 +31,7 @@ def test_a_terminated_listener_listens_again(kit: Kit) -> None:
     a = kit.dispatchers(**FAR_AWAY)
     (session,) = wait_for(lambda: kit.cut.sessions("listener"))
     kit.cut("listener")
-    a.wait_for_log("The listening connection was lost")
+    a.wait_for_log("Trouble with the database (listener)")
     wait_for(lambda: set(kit.cut.sessions("listener")) - {session}, what="another listening session")
     (run,) = wait_until_final(tasks.note.delay(), seconds=8)
     assert run.status == "SUCCESSFUL"
@@ -53,7 +53,7 @@ def test_without_wakeups_the_poll_finds_everything(kit: Kit) -> None:
     assert kit.cut.sessions("listener") == []
     (run,) = wait_until_final(tasks.note.delay(), seconds=5)
     (row,) = kit.ledger.rows(run)
-    assert (row.started_at - run.enqueued_at).total_seconds() < 1.5
+    assert (row.started_at - run.enqueued_at).total_seconds() < 3
 
 
 def test_a_queue_nobody_knew_of_is_served_at_its_first_wakeup(kit: Kit) -> None:

@@ -7,6 +7,7 @@ freeze       SIGSTOP for a dispatcher, a zygote, an executor; thawed at the end
 cut          end database sessions by their role
 relay        a TCP relay before PostgreSQL that forwards, holds, swallows or refuses
 network      hosts in network namespaces, each with a link that can be cut
+server       a PostgreSQL of the test's own for the runs, to stop and start, beside the ledger's
 dispatchers  real ``rundispatcher`` processes, their families, their logs
 wait_for     poll until it is so; fail with the last value
 ===========  =====================================================================================================

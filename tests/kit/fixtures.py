@@ -18,6 +18,9 @@ from .gate import Gate
 from .ledger import Ledger
 from .network import Network
 from .relay import Relay
+from .server import own_server, server
+
+__all__ = ["own_server", "server"]
 
 CLEAN = "TRUNCATE django_dispatch_run, django_dispatch_lease, kit_ledger"
 # A body that was killed may have a session left, whatever it called itself.

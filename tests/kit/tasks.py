@@ -11,6 +11,7 @@ import psutil
 from django.db import connection, transaction
 
 from django_dispatch import RunStopped, TaskContext, task
+from django_dispatch.models import Run
 
 from .ledger import Entry
 from .oddities import AwfulThings
@@ -121,6 +122,30 @@ def query(ctx: TaskContext) -> int:
         (backend_pid,) = cursor.fetchone()
     with Entry(ctx, backend_pid=backend_pid):
         return int(backend_pid)
+
+
+@task(bind=True)
+async def aquery(ctx: TaskContext) -> int:
+    """Use the ORM from an event loop."""
+    with Entry(ctx):
+        return await Run.objects.acount()
+
+
+@task(bind=True)
+def query_twice(ctx: TaskContext, gate: str) -> None:
+    """Use Django's connection, before a gate and behind it."""
+    with Entry(ctx) as entry:
+        Run.objects.exists()
+        entry.wait_at(gate)
+        Run.objects.exists()
+
+
+@task(bind=True)
+async def aquery_twice(ctx: TaskContext, gate: str) -> None:
+    with Entry(ctx) as entry:
+        await Run.objects.aexists()
+        await entry.await_at(gate)
+        await Run.objects.aexists()
 
 
 @task(bind=True)
