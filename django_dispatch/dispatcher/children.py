@@ -130,5 +130,7 @@ class Children:
     async def _bury(self) -> None:
         """The kernel kills the executors with their zygote; settle what they had when they are surely gone."""
         pids = [executor.pid for executor in self._pool.executors.values() if executor.pid is not None]
+        for pid in pids:  # what bodies started does not die with the zygote
+            process.kill_group(pid)
         await until(lambda: not any(process.start_time(pid) for pid in pids), seconds=float("inf"))
         self._pool.zygote_died()

@@ -15,6 +15,7 @@ TICK_SECONDS = 0.05
 STUCK_SECONDS = 0.03  # a run that takes longer does not keep others waiting behind it
 WAIT_SECONDS = 0.2  # then a claimed run that found no executor is given back
 BLOCKED_SECONDS = 2.0
+STILL_TICKS = 100  # an executor that starts nothing of what it has, for so long, never will. Ticks: we may be late too
 
 logger = logging.getLogger("django_dispatch.dispatcher")
 
@@ -27,6 +28,7 @@ class Watch:
         self._board = board
         self._ready_timeout_seconds = ready_timeout_seconds
         self._blocked: set[int] = set()
+        self._still_ticks: dict[int, int] = {}
         self.grace_seconds = grace_seconds
 
     async def run(self) -> None:
@@ -50,6 +52,7 @@ class Watch:
                     break  # in order of assignment: no later one has started
                 longest = max(longest, now - flight.started_at)
                 self._look_at_flight(executor, flight, now)
+            self._look_for_stillness(executor, has_started=longest > 0.0)
             if executor.unstarted and longest > STUCK_SECONDS and len(executor.flights) > executor.capacity - 1:
                 self._unstick(executor, longest)
         self._pool.assign_waiting()
@@ -61,7 +64,7 @@ class Watch:
         if flight.stop is None:
             if flight.timeout_seconds is not None and now - flight.started_at >= flight.timeout_seconds:
                 self.stop(executor, flight, Stop.TIMEOUT, now)
-        elif flight.kill_at is not None and now >= flight.kill_at and not executor.is_doomed:
+        elif flight.kill_at is not None and now >= flight.kill_at and not executor.is_killed:
             logger.warning(
                 "Run %s (%s) did not stop within %g s; its executor %s is killed.",
                 flight.run.id,
@@ -98,11 +101,25 @@ class Watch:
             )
             self._pool.kill(executor, "not ready in time")
 
+    def _look_for_stillness(self, executor: Executor, *, has_started: bool) -> None:
+        """An idle executor starts at once what it is given, unless a thread or a signal holds it."""
+        if has_started or not executor.unstarted or executor.is_killed:
+            self._still_ticks.pop(executor.id, None)
+            return
+        ticks = self._still_ticks[executor.id] = self._still_ticks.get(executor.id, 0) + 1
+        if ticks >= STILL_TICKS:
+            logger.error("Executor %s does not start what it was given; it is replaced.", executor.pid)
+            self._pool.kill(executor, "it started nothing")
+
     def _look_at_loop(self, executor: Executor) -> None:
         blocked_seconds = (now_ns() - (self._board.last_beat_ns(executor.slot) or now_ns())) / 1e9
-        if blocked_seconds < BLOCKED_SECONDS:
+        executor.is_blocked = blocked_seconds >= BLOCKED_SECONDS
+        if not executor.is_blocked:
             self._blocked.discard(executor.id)
-        elif executor.flights and executor.id not in self._blocked:
+            return
+        if executor.unstarted:
+            self._pool.take_back_from(executor)  # somebody else's loop may turn
+        if executor.flights and executor.id not in self._blocked:
             self._blocked.add(executor.id)
             tasks = sorted({flight.run.task for flight in executor.flights.values() if flight.started_at is not None})
             logger.warning(
