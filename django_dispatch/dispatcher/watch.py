@@ -15,7 +15,7 @@ TICK_SECONDS = 0.05
 STUCK_SECONDS = 0.03  # a run that takes longer does not keep others waiting behind it
 WAIT_SECONDS = 0.2  # then a claimed run that found no executor is given back
 BLOCKED_SECONDS = 2.0
-STILL_TICKS = 100  # an executor that starts nothing of what it has, for so long, never will. Ticks: we may be late too
+STILL_TICKS = 60  # an executor that starts nothing of what it has, for so long, never will. Ticks: we may be late too
 
 logger = logging.getLogger("django_dispatch.dispatcher")
 

@@ -75,6 +75,9 @@ class LoopExecutor:
             except (KeyboardInterrupt, SystemExit) as error:
                 # Of a task that a body started. Whoever awaits it gets it too; the neighbours have no part in it.
                 logger.warning("A task on the event loop raised %s; the loop goes on.", type(error).__name__)
+            except BaseException:
+                if os.getpid() == self._pid:
+                    raise
         if os.getpid() != self._pid:
             os._exit(0)
         serving.result()
@@ -82,6 +85,7 @@ class LoopExecutor:
     def _disown(self) -> None:
         """In a child that a body has forked: the loop, its bodies and our sockets are the parent's."""
         self._loop.stop()
+        getattr(self._loop, "_ready", []).clear()  # no public way to keep this very turn from going on with others
         self._stream.close()
         self._tickets.close()
 
