@@ -8,7 +8,7 @@ from pytest_django.plugin import DjangoDbBlocker
 
 from django_dispatch.models import Run
 from tests.kit import misdeeds, tasks
-from tests.kit.fixtures import Kit, open_kit
+from tests.kit.fixtures import open_kit
 from tests.kit.runs import wait_until_final
 
 Looks = dict[str, tuple[Run, Run]]
@@ -55,8 +55,7 @@ def test_the_next_body_finds_all_as_it_was(looks: Looks, name: str) -> None:
 
 
 def found(look: Run) -> dict[str, Any]:
-    pid, what = look.result
-    return dict(what)
+    return dict(look.result[1])
 
 
 def test_what_can_be_put_back_costs_no_executor(looks: Looks) -> None:

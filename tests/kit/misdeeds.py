@@ -1,5 +1,6 @@
 """What bodies do to their process and leave behind, by name; and a look at what the next body finds there."""
 
+import asyncio
 import contextlib
 import ctypes
 import gc
@@ -17,16 +18,19 @@ import tempfile
 import threading
 import time
 import warnings
+from collections.abc import AsyncIterator
 from concurrent.futures import ProcessPoolExecutor
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
+from asgiref.sync import sync_to_async
 from django.db import connection, connections, transaction
 from django.utils import timezone, translation
 
 OTHER = "other"  # a second alias of the same database, in dispatchers that are given KIT_OTHER_ALIAS
 VARIABLE = "KIT_LEFT_BEHIND"
 TREE = ["sh", "-c", "sleep 600 & sleep 600"]
+_left: list[Any] = []  # what is to outlive its body
 context_variable: ContextVar[str] = ContextVar("kit", default="")
 
 
@@ -295,6 +299,66 @@ class LeavesNoGoodProcess:
         os.close(null)
 
 
+class OnTheLoop:
+    """Bodies that meddle with the event loop that they share."""
+
+    @staticmethod
+    async def exit_in_a_subtask() -> None:
+        async def leave() -> None:
+            await asyncio.sleep(0)
+            sys.exit("so long")
+
+        await asyncio.gather(leave())
+
+    @staticmethod
+    async def interrupt_in_a_callback() -> str:
+        def interrupt() -> NoReturn:
+            raise KeyboardInterrupt
+
+        asyncio.get_running_loop().call_soon(interrupt)
+        await asyncio.sleep(0.01)
+        return "went on"
+
+    @staticmethod
+    async def stop_the_loop() -> str:
+        asyncio.get_running_loop().stop()
+        await asyncio.sleep(0.01)
+        return "went on"
+
+    @staticmethod
+    async def leave_a_task() -> None:
+        async def work() -> None:
+            await asyncio.Event().wait()
+
+        _left.append(asyncio.create_task(work()))
+
+    @staticmethod
+    async def leave_a_generator() -> None:
+        async def count() -> AsyncIterator[int]:
+            try:
+                while True:
+                    yield 1
+            finally:
+                await asyncio.sleep(0)
+
+        async for _ in count():
+            break
+
+    @staticmethod
+    async def leave_a_transaction() -> None:
+        await sync_to_async(Leaves.open_transaction)()
+
+    @staticmethod
+    async def fork_and_return() -> str:
+        return "the child" if os.fork() == 0 else "the parent"
+
+    @staticmethod
+    async def fork_and_await() -> str:
+        if os.fork() == 0:
+            await asyncio.sleep(600)
+        return "the parent"
+
+
 class Starts:
     """Bodies that start processes, in good order."""
 
@@ -347,7 +411,9 @@ def what_is_found() -> dict[str, Any]:
     """Describe what a body finds in its process and in its database session."""
     return {
         "handlers": [repr(signal.getsignal(number)).split(" at 0x")[0] for number in range(1, 32)],
-        "timers": [signal.getitimer(timer) for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)],
+        "timers": [
+            signal.getitimer(timer) for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+        ],
         "mask": len(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
         "directory": os.getcwd(),
         "umask": _umask(),

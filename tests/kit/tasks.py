@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import psutil
+from asgiref.sync import sync_to_async
 from django.db import connection
 
 from django_dispatch import RunStopped, TaskContext, task
@@ -222,7 +223,6 @@ def fork_and_report(ctx: TaskContext) -> str:
         ctx.progress(666, message="the child")
         return "the child"
     os.waitpid(pid, 0)
-    ctx.progress(1, message="the parent")
     return "the parent"
 
 
@@ -277,3 +277,47 @@ def count_queries() -> int:
 def print_for_ever() -> None:
     while True:
         print("m" * 10_000)  # noqa: T201
+
+
+# what async bodies do to their neighbours
+
+
+@task(bind=True)
+async def ablock(ctx: TaskContext, gate: str) -> str:
+    """Wait at a gate without awaiting: the loop stands still, and no stop is heard."""
+    with Entry(ctx) as entry:
+        entry.wait_at(gate)
+    return "at last"
+
+
+@task(bind=True)
+async def astubborn(ctx: TaskContext, gate: str) -> None:
+    """Wait at a gate, whoever cancels."""
+    with Entry(ctx) as entry:
+        while True:
+            try:
+                return await entry.await_at(gate)
+            except asyncio.CancelledError:
+                continue
+
+
+@task(bind=True)
+async def amisbehave(ctx: TaskContext, name: str) -> Any:
+    """Do one of the misdeeds of async bodies."""
+    with Entry(ctx):
+        return await getattr(misdeeds.OnTheLoop, name)()
+
+
+@task
+async def aquery() -> bool:
+    """Return whether Django's connection is free of transactions."""
+    return await sync_to_async(lambda: connection.get_autocommit() and not connection.in_atomic_block)()
+
+
+@task(bind=True)
+async def agated_twice(ctx: TaskContext, gate: str) -> int:
+    """Wait at a gate, then write the ledger once more."""
+    with Entry(ctx) as entry:
+        await entry.await_at(gate)
+    with Entry(ctx, note="after"):
+        return os.getpid()
