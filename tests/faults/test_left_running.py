@@ -79,3 +79,21 @@ def test_a_child_that_was_waited_for_costs_no_executor(shared_kit: Kit, dispatch
     )
     assert (first.status, second.status) == ("SUCCESSFUL", "SUCCESSFUL")
     assert shared_kit.ledger.rows(first)[0].pid == shared_kit.ledger.rows(second)[0].pid
+
+
+@pytest.mark.parametrize("is_stopped", [True, False], ids=["cancel", "return"])
+def test_a_thread_that_outlives_a_stopped_body_costs_the_executor(
+    shared_kit: Kit, dispatcher: Dispatcher, is_stopped: bool
+) -> None:
+    """It may be about to do what was to be stopped. After a body that returned it is left alone: it may be a pool's."""
+    gate = f"thread-{is_stopped}"
+    run = tasks.leave_a_thread.delay(gate)
+    shared_kit.gate.wait_until_reached(gate)
+    if is_stopped:
+        cancel(run)
+    else:
+        shared_kit.gate.open(gate)
+    run, after = wait_until_final(run, tasks.note.delay())
+    assert run.status == ("CANCELLED" if is_stopped else "SUCCESSFUL")
+    first, second = (shared_kit.ledger.rows(each)[0].pid for each in (run, after))
+    assert (first != second) == is_stopped

@@ -203,6 +203,14 @@ async def aleave_programs(ctx: TaskContext, gate: str) -> None:
 
 
 @task(bind=True)
+def leave_a_thread(ctx: TaskContext, gate: str) -> None:
+    """Start a thread that never ends, and wait at a gate."""
+    with Entry(ctx) as entry:
+        threading.Thread(target=threading.Event().wait).start()
+        entry.wait_at(gate)
+
+
+@task(bind=True)
 def leave_programs_and_hang(ctx: TaskContext, gate: str) -> None:
     """Start programs, and wait at a gate whoever says to stop."""
     with Entry(ctx) as entry:
