@@ -13,6 +13,7 @@ from .exceptions import InvalidOption
 
 NAMESPACE = UUID("a4d2f729-afff-4982-ad79-4b8752f657ea")
 MAX_AMOUNT = 2**63
+LONGEST_PROGRESS = 10_000
 
 StopReason: TypeAlias = Literal["cancel", "timeout", "shutdown"]
 
@@ -79,13 +80,18 @@ class TaskContext:
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
         """Say how far the body is: ``done`` of ``total``, in any unit. Does not block; the newest report counts.
 
-        Raises InvalidOption for a number that is negative or not finite, or a text that PostgreSQL cannot store.
+        Raises InvalidOption for a number that is negative or not finite, or a text that is too long or that PostgreSQL
+        cannot store.
         """
         for name, number in (("done", done), ("total", total)):
             if number is not None and not _is_amount(number):
                 raise InvalidOption(f"progress: {name} must be a number from 0 up, not {number!r}.")
         if not isinstance(message, str) or not is_storable(message):
             raise InvalidOption(f"progress: message must be a str without NUL and lone surrogates, not {message!r}.")
+        if len(message) > LONGEST_PROGRESS:
+            raise InvalidOption(
+                f"progress: message must have {LONGEST_PROGRESS} characters at most, not {len(message)}."
+            )
         if self._report is not None:
             report = {"done": done, "total": total, "message": message}
             self._report(json.dumps(report, ensure_ascii=False, separators=(",", ":")))

@@ -189,6 +189,10 @@ class News:
 Message = Assignment | Ready | Retiring | Started | Outcome | Progress | StopOrder | News
 
 
+class BrokenStream(Exception):
+    """What arrives is no message: somebody else has written to the stream, and nothing on it counts any more."""
+
+
 class FrameReader:
     """Cuts a byte stream into messages, whatever the pieces in which it arrives."""
 
@@ -196,16 +200,22 @@ class FrameReader:
         self._pending = b""
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """Yield the messages that ``data`` completes."""
+        """Yield the messages that ``data`` completes. Raises BrokenStream."""
         data = self._pending + data if self._pending else data
         position, end = 0, len(data)
         while end - position >= _FRAME.size:
             size, code = _FRAME.unpack_from(data, position)
+            if code not in _DECODERS:
+                raise BrokenStream(f"A frame of kind {code}.")
             start = position + _FRAME.size
             if end - start < size:
                 break
             position = start + size
-            yield _DECODERS[code](data, start, position)
+            try:
+                message = _DECODERS[code](data, start, position)
+            except (ValueError, KeyError, struct.error) as error:
+                raise BrokenStream(f"A frame of kind {code}: {error}") from error
+            yield message
         self._pending = data[position:]
 
 

@@ -14,9 +14,9 @@ from django_dispatch.dispatcher.housekeeping import Housekeeping
 from django_dispatch.dispatcher.pool import Pool
 from django_dispatch.dispatcher.queues import Queues
 from django_dispatch.dispatcher.store_thread import StoreThread
+from django_dispatch.dispatcher.trouble import Trouble
 from django_dispatch.executors.fence import NEVER, Board, now_ns
 from django_dispatch.messages import Kind
-from django_dispatch.dispatcher.trouble import Trouble
 from django_dispatch.store.postgres import open_store
 
 # durations: who may be sent ahead

@@ -154,6 +154,8 @@ class Children:
         Only then comes a new zygote, whose executors must not be taken for those.
         """
         pids = [executor.pid for executor in self._pool.executors.values() if executor.pid is not None]
+        for pid in pids:  # what bodies started does not die with the zygote
+            process.kill_group(pid)
         await until(lambda: not any(process.start_time(pid) for pid in pids), seconds=float("inf"))
         self._pool.zygote_died()
         self._loop.call_later(pause, self.start)

@@ -19,6 +19,9 @@ class Death:
     cause: str
     peak_kb: int
     note: str = ""
+    """What the kernel knows of it."""
+    fault: str = ""
+    """What it did that it had to be killed for."""
 
     @property
     def how(self) -> str:
@@ -56,4 +59,6 @@ def _verdict(flight: Flight, death: Death) -> tuple[Verdict, str, str]:
         return Verdict.CANCELLED, "cancelled", "Its body did not stop when told to; it was killed."
     if flight.stop is Stop.SHUTDOWN or death.cause:
         return Verdict.INTERRUPTED, "shutdown", f"Its executor was stopped ({death.cause or 'shutdown'})."
+    if death.fault and death.status == -signal.SIGKILL:
+        return Verdict.LOST, "lost", f"Its executor {death.fault}, and was killed."
     return Verdict.LOST, "lost", f"Its executor died: {death.how}."

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ..finish import TaskFacts
-from ..messages import Assignment, FrameReader, Kind, Message, Stop, StopOrder, pack_tickets, take_tickets
+from ..messages import Assignment, BrokenStream, FrameReader, Kind, Message, Stop, StopOrder, pack_tickets, take_tickets
 from ..store.base import ClaimedRun
 
 BUFFER = 1 << 20
@@ -48,8 +48,13 @@ class Executor:
     is_ready: bool = False
     is_doomed: bool = False
     """No more assignments: it is leaving or being killed."""
+    is_killed: bool = False
     is_blocked: bool = False
-    """No more assignments for now: its event loop does not turn."""
+    """Its event loop does not turn: no more assignments for now."""
+    is_cut: bool = False
+    """Nothing more is to be heard of it: it has ended, or spoiled its stream."""
+    fault: str = ""
+    """What it did that it had to be killed for."""
     flights: dict[Token, Flight] = field(default_factory=dict)
     unstarted: int = 0
 
@@ -133,15 +138,19 @@ class Executor:
     # from the executor
 
     def read(self) -> Iterator[Message]:
-        """Yield the messages that have arrived."""
-        while True:
+        """Yield the messages that have arrived; after the last one that ever will, ``is_cut`` is true."""
+        while not self.is_cut:
             try:
                 data = self.stream.recv(LARGEST_READ)
             except (BlockingIOError, ConnectionResetError):
                 return
             if not data:
+                self.is_cut = True
                 return
-            yield from self._frames.feed(data)
+            try:
+                yield from self._frames.feed(data)
+            except BrokenStream:
+                self.is_cut = True
             if len(data) < LARGEST_READ:
                 return
 

@@ -13,6 +13,7 @@ from .trouble import Trouble
 
 LONGEST_PROOF_SECONDS = 5.0
 
+
 def open_listener(
     settings: DispatchSettings,
     store: StoreThread,

@@ -24,6 +24,7 @@ from .executor import Executor, Flight, Token
 BUSY = 8
 READ_SECONDS = 0.001
 FENCED_SECONDS = 0.1
+CUT_SECONDS = 2.0  # an executor that has ended is reported sooner than that after its stream has
 
 logger = logging.getLogger("django_dispatch.dispatcher")
 
@@ -204,11 +205,7 @@ class Pool:
         for message in executor.read():
             if isinstance(message, Outcome):
                 had_outcome = True
-                flight = executor.land((message.run_id, message.epoch))
-                if flight is not None:
-                    if flight.started_at is not None:
-                        self.durations.learn(flight.run.task, message.duration_seconds)
-                    self._on_outcome(flight, message)
+                self._land(executor, message)
             elif isinstance(message, Started):
                 executor.mark_started((message.run_id, message.epoch), self._loop.time())
             elif isinstance(message, Progress):
@@ -225,11 +222,34 @@ class Pool:
         if had_outcome:
             self.assign_waiting()
             self._on_room()
-        if executor.unstarted >= BUSY and self._is_writing() and executor.id in self.executors:
+        if executor.is_cut:
+            self._cut_off(executor)
+        elif executor.unstarted >= BUSY and self._is_writing() and executor.id in self.executors:
             if not self._unread:
                 self._loop.call_later(READ_SECONDS, self._read_unread)
             self._loop.remove_reader(executor.stream)
             self._unread.append(executor)
+
+    def _land(self, executor: Executor, outcome: Outcome) -> None:
+        flight = executor.land((outcome.run_id, outcome.epoch))
+        if flight is not None:
+            if flight.started_at is not None:
+                self.durations.learn(flight.run.task, outcome.duration_seconds)
+            self._on_outcome(flight, outcome)
+
+    def _cut_off(self, executor: Executor) -> None:
+        """Nothing more comes of an executor: it has ended, which its exit will say, or it never reports again."""
+        self._loop.remove_reader(executor.stream)
+        if executor.id in self.executors:
+            executor.is_doomed = True
+            self.take_back_from(executor)
+            self._loop.call_later(CUT_SECONDS, self._end_if_it_lives, executor)
+
+    def _end_if_it_lives(self, executor: Executor) -> None:
+        if executor.id in self.executors:
+            executor.fault = "closed or spoiled its connection to the dispatcher"
+            logger.error("Executor %s %s; it is killed.", executor.pid, executor.fault)
+            self.kill(executor, "")
 
     def _read_unread(self) -> None:
         unread, self._unread = self._unread, []
@@ -278,7 +298,7 @@ class Pool:
 
     def kill(self, executor: Executor, cause: str) -> None:
         """Kill an executor; what it had not started goes to others, the rest is settled when it is dead."""
-        executor.is_doomed = True
+        executor.is_doomed = executor.is_killed = True
         self.take_back_from(executor)
         if self._zygote is not None:
             self._zygote.kill(executor.id, cause)
@@ -312,7 +332,8 @@ class Pool:
         self._loop.remove_reader(executor.stream)
         del self.executors[executor_id]
         self.take_back_from(executor)
-        now, death = self._loop.time(), Death(f"{self._node}:{executor.pid}", status, cause, peak_kb, note)
+        who = f"{self._node}:{executor.pid}"
+        now, death = self._loop.time(), Death(who, status, cause, peak_kb, note, executor.fault)
         for flight in list(executor.flights.values()):
             executor.land(flight.token)
             self._on_outcome(flight, outcome_of(flight, death, now))

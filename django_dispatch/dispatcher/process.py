@@ -1,6 +1,8 @@
 """Which process a lease belongs to, and whether it still lives: only knowable on its own host."""
 
+import contextlib
 import os
+import signal
 import socket
 from collections.abc import Mapping
 from functools import cache
@@ -43,6 +45,12 @@ def is_dead(process: Mapping[str, Any]) -> bool:
     except (KeyError, TypeError, ValueError):
         return False
     return not any(mark in environment for environment in _environments())
+
+
+def kill_group(leader: int) -> None:
+    """Kill the process group of an executor that has died, or is about to, a moment ago."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 def start_time(pid: int) -> int:

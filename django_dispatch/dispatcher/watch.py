@@ -64,7 +64,7 @@ class Watch:
         if flight.stop is None:
             if flight.timeout_seconds is not None and now - flight.started_at >= flight.timeout_seconds:
                 self.stop(executor, flight, Stop.TIMEOUT, now)
-        elif flight.kill_at is not None and now >= flight.kill_at and not executor.is_doomed:
+        elif flight.kill_at is not None and now >= flight.kill_at and not executor.is_killed:
             logger.warning(
                 "Run %s (%s) did not stop within %g s; its executor %s is killed.",
                 flight.run.id,
@@ -102,8 +102,8 @@ class Watch:
             self._pool.kill(executor, "not ready in time")
 
     def _look_for_stillness(self, executor: Executor, *, has_started: bool) -> None:
-        """A free executor starts at once what it is given, unless it is frozen, or a thread of its own holds it."""
-        if has_started or not executor.unstarted or executor.is_doomed:
+        """A free executor starts at once what it is given, unless it is frozen, or a thread or a signal holds it."""
+        if has_started or not executor.unstarted or executor.is_killed:
             self._still_ticks.pop(executor.id, None)
             return
         ticks = self._still_ticks[executor.id] = self._still_ticks.get(executor.id, 0) + 1
@@ -114,11 +114,12 @@ class Watch:
     def _look_at_loop(self, executor: Executor) -> None:
         blocked_seconds = (now_ns() - (self._board.last_beat_ns(executor.slot) or now_ns())) / 1e9
         executor.is_blocked = blocked_seconds >= BLOCKED_SECONDS
-        if executor.is_blocked and executor.unstarted:
-            self._pool.take_back_from(executor)  # nobody knows for how long; others may be idle
         if not executor.is_blocked:
             self._blocked.discard(executor.id)
-        elif executor.flights and executor.id not in self._blocked:
+            return
+        if executor.unstarted:
+            self._pool.take_back_from(executor)  # somebody else's loop may turn
+        if executor.flights and executor.id not in self._blocked:
             self._blocked.add(executor.id)
             tasks = sorted({flight.run.task for flight in executor.flights.values() if flight.started_at is not None})
             logger.warning(

@@ -4,10 +4,10 @@ Nothing here may raise: a run's outcome is recorded whatever its body did.
 """
 
 import json
-import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from time import perf_counter  # bodies may put something else in its place
 from types import TracebackType
 from typing import Any
 
@@ -18,6 +18,8 @@ from ..messages import Assignment, Outcome, Stop, Verdict, error_document, stora
 
 LONGEST_MESSAGE = 10_000  # characters kept of an error's text
 LONGEST_TRACEBACK = 50_000
+LONGEST_NAME = 300
+LONGEST_RESULT = 16_000_000  # characters of JSON; the database would be busy for seconds, and others' outcomes wait
 DEEPEST = 500  # levels of nesting; half of what the oldest Python that we support can read back
 
 VERDICT_OF_STOP = {Stop.CANCEL: Verdict.CANCELLED, Stop.TIMEOUT: Verdict.TIMED_OUT, Stop.SHUTDOWN: Verdict.INTERRUPTED}
@@ -42,11 +44,16 @@ class Attempt:
     assignment: Assignment
     executor: str
     stop: Stop | None = None
-    started_at: float = field(default_factory=time.perf_counter)
+    started_at: float = field(default_factory=perf_counter)
 
     @property
     def token(self) -> tuple[int, int]:
         return self.assignment.token
+
+    @property
+    def names(self) -> tuple[int, str]:
+        """The run's id and its task, for a log."""
+        return self.assignment.run_id, self.assignment.task
 
     def body(self, report: Callable[[str], None], why_stop: Callable[[], Stop | None]) -> Callable[[], Any]:
         """Return the body as a call without arguments; an async one returns its coroutine.
@@ -81,14 +88,17 @@ class Attempt:
             if _is_too_deep(text, value):
                 raise ValueError(f"it is nested more than {DEEPEST} levels deep")
         except BaseException as error:  # a subclass of dict or str may raise anything
-            message = f"The body returned a value of type {type(value).__name__}, not JSON: {_text_of(error)}"
+            message = f"The body returned a value of type {_name_of(type(value))}, not JSON: {_text_of(error)}"
+            return self._failure(Verdict.UNSTORABLE, message)
+        if len(text) > LONGEST_RESULT:
+            message = f"The body returned {len(text):,} characters of JSON; the limit is {LONGEST_RESULT:,}."
             return self._failure(Verdict.UNSTORABLE, message)
         return self._outcome(Verdict.RETURNED, storable(text))
 
     def raised(self, error: BaseException) -> Outcome:
         """Return the outcome of a body that raised; if it had been told to stop, that is what counts."""
         verdict = VERDICT_OF_STOP[self.stop] if self.stop else Verdict.RAISED
-        facts = {"exception_class": _path_of(error)}
+        facts = {"exception_class": _name_of(type(error))}
         if verdict in (Verdict.RAISED, Verdict.TIMED_OUT):  # where a body hung is what one wants to know
             facts["traceback"] = _traceback_of(error)
         return self._failure(verdict, _text_of(error), **facts)
@@ -100,7 +110,7 @@ class Attempt:
 
     def _outcome(self, verdict: Verdict, text: str) -> Outcome:
         run_id, epoch = self.token
-        return Outcome(run_id, epoch, verdict, time.perf_counter() - self.started_at, text)
+        return Outcome(run_id, epoch, verdict, perf_counter() - self.started_at, text)
 
 
 def _is_too_deep(text: str, value: Any) -> bool:
@@ -120,17 +130,21 @@ def _is_too_deep(text: str, value: Any) -> bool:
     return True
 
 
-def _path_of(error: BaseException) -> str:
-    cls = type(error)
-    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+def _name_of(cls: type) -> str:
+    """The path of a class, whatever its metaclass does."""
+    try:
+        path = cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+    except BaseException:
+        path = type.__repr__(cls)
+    return _shortened(path, LONGEST_NAME)
 
 
 def _text_of(error: BaseException) -> str:
     """The exception's text, or what can be said when it cannot be printed."""
     try:
-        text = str(error)
+        text = "".join(str.__iter__(str(error)))  # a subclass of str may do anything
     except BaseException as problem:
-        text = f"(its text cannot be printed: {type(problem).__name__})"
+        text = f"(its text cannot be printed: {_name_of(type(problem))})"
     return _shortened(text, LONGEST_MESSAGE)
 
 
@@ -138,13 +152,13 @@ def _traceback_of(error: BaseException) -> str:
     try:
         text = "".join(traceback.format_exception(type(error), error, _frames_of_the_body(error.__traceback__)))
     except BaseException as problem:
-        text = f"(the traceback cannot be printed: {type(problem).__name__})"
+        text = f"(the traceback cannot be printed: {_name_of(type(problem))})"
     return _shortened(text, LONGEST_TRACEBACK)
 
 
 def _frames_of_the_body(frames: TracebackType | None) -> TracebackType | None:
     """Drop our own frames from the top of a traceback."""
-    while frames is not None and frames.tb_frame.f_globals.get("__package__", "").startswith("django_dispatch"):
+    while frames is not None and str(frames.tb_frame.f_globals.get("__package__")).startswith("django_dispatch"):
         frames = frames.tb_next
     return frames
 

@@ -3,8 +3,8 @@
 import random
 import resource
 import sys
-import time
 from dataclasses import dataclass
+from time import monotonic  # bodies may put something else in its place
 
 LOOK_SECONDS = 0.02  # age and size are not looked at after every tiny run
 _UNITS_PER_KB = 1024 if sys.platform == "darwin" else 1  # ru_maxrss is in bytes there
@@ -26,21 +26,28 @@ class Lifetime:
         # Spread, so that executors born together do not retire together.
         spread = random.uniform(0.9, 1.1)
         self._max_runs = limits.max_runs
-        self._ends_at = time.monotonic() + limits.max_age_seconds * spread if limits.max_age_seconds else float("inf")
+        self._ends_at = monotonic() + limits.max_age_seconds * spread if limits.max_age_seconds else float("inf")
         self._max_memory_kb = limits.max_memory_mb * 1024 if limits.max_memory_mb else None
         self._runs = 0
         self._next_look_at = 0.0
+        self._is_ended = False
+
+    def end(self) -> None:
+        """Retire before the next run, whatever the limits."""
+        self._is_ended = True
 
     def count_run(self) -> None:
         self._runs += 1
 
     def is_over(self) -> bool:
         """Return whether to retire before the next run."""
+        if self._is_ended:
+            return True
         if self._runs == 0:
             return False  # whoever is born too large would never run anything
         if self._max_runs is not None and self._runs >= self._max_runs:
             return True
-        now = time.monotonic()
+        now = monotonic()
         if now < self._next_look_at:
             return False
         self._next_look_at = now + LOOK_SECONDS

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import logging
 import os
 import socket
 import threading
@@ -18,13 +19,16 @@ from ..messages import (
     Stop,
     Verdict,
 )
-from . import connections
+from . import connections, descendants
 from .body import Attempt
 from .fence import Board
 from .inbox import Inbox
 from .limits import Lifetime
+from .state import QUICK_SECONDS, ProcessState
 
 HEARTBEAT_SECONDS = 0.25
+
+logger = logging.getLogger("django_dispatch.executor")
 
 
 class LoopExecutor:
@@ -61,10 +65,32 @@ class LoopExecutor:
     def serve(self) -> None:
         """Run assignments until the dispatcher closes the socket or this executor's lifetime is over."""
         # Not asyncio.run(): on its way out it would wait for threads and tasks that bodies left behind.
-        asyncio.new_event_loop().run_until_complete(self._serve())
+        self._loop = asyncio.new_event_loop()
+        self._state = ProcessState()
+        os.register_at_fork(after_in_child=self._disown)
+        serving = self._loop.create_task(self._serve(), name="serve")
+        serving.add_done_callback(lambda _: self._loop.stop())
+        while not serving.done() and os.getpid() == self._pid:
+            try:
+                self._loop.run_forever()
+            except (KeyboardInterrupt, SystemExit) as error:
+                # Of a task that a body started. Whoever awaits it gets it too; the neighbours have no part in it.
+                logger.warning("A task on the event loop raised %s; the loop goes on.", type(error).__name__)
+            except BaseException:
+                if os.getpid() == self._pid:
+                    raise
+        if os.getpid() != self._pid:
+            os._exit(0)
+        serving.result()
+
+    def _disown(self) -> None:
+        """In a child that a body has forked: the loop, its bodies and our sockets are the parent's."""
+        self._loop.stop()
+        getattr(self._loop, "_ready", []).clear()  # no public way to keep this very turn from going on with others
+        self._stream.close()
+        self._tickets.close()
 
     async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._over = self._loop.create_future()
         self._loop.add_reader(self._stream, self._on_stream)
@@ -138,19 +164,32 @@ class LoopExecutor:
         return attempts
 
     async def _run(self, attempt: Attempt) -> None:
-        if connections.are_in_use():
-            await sync_to_async(connections.drop_broken)()
         outcome = await self._outcome_of(attempt)
         if os.getpid() != self._pid:
             os._exit(0)  # a body that forked and returned in the child must not report a second time
-        if connections.are_in_use() and len(self._active) == 1:  # nobody else is in the middle of a query
-            await sync_to_async(connections.tidy)()
+        if len(self._active) == 1:  # nobody else is in the middle of anything
+            try:
+                is_clean = await self._clean_up(attempt, was_quick=outcome.duration_seconds < QUICK_SECONDS)
+            except BaseException:
+                logger.exception("Run %s (%s) left a state that cannot be cleaned up.", *attempt.names)
+                is_clean = False
+            if not is_clean:
+                self._lifetime.end()
         self._unsent += outcome.encode()
         del self._active[attempt.token]
         self._plan_turn()
 
+    async def _clean_up(self, attempt: Attempt, *, was_quick: bool) -> bool:
+        """Leave nothing of the bodies to the next ones; return False if only a fresh executor would be clean."""
+        is_whole = self._state.restore(was_quick=was_quick)
+        if connections.are_in_use():
+            await sync_to_async(connections.tidy)()
+        return descendants.is_none_left(attempt.assignment) and is_whole
+
     async def _outcome_of(self, attempt: Attempt) -> Outcome:
         try:
+            if connections.are_in_use():
+                await sync_to_async(connections.drop_broken)()
             if attempt.stop is not None:
                 raise asyncio.CancelledError("The run was told to stop before its first line.")
             body = attempt.body(lambda text: self._on_progress(attempt, text), lambda: attempt.stop)

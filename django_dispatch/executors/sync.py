@@ -1,6 +1,7 @@
 """An executor of synchronous bodies: one at a time, on the main thread, where a signal can stop them."""
 
 import contextvars
+import logging
 import os
 import signal
 import socket
@@ -8,15 +9,17 @@ import threading
 from types import FrameType
 
 from ..exceptions import RunCancelled, RunInterrupted, RunTimedOut
-from ..messages import Assignment, Outcome, Progress, Ready, Started, Stop, Verdict
-from . import connections
+from ..messages import Assignment, Outcome, Progress, Ready, Retiring, Started, Stop, Verdict
+from . import connections, descendants
 from .body import Attempt
 from .fence import Board
 from .inbox import Inbox
 from .limits import Lifetime
+from .state import QUICK_SECONDS, ProcessState
 
-TRUSTED_SECONDS = 0.001
 EXCEPTION_OF_STOP = {Stop.CANCEL: RunCancelled, Stop.TIMEOUT: RunTimedOut, Stop.SHUTDOWN: RunInterrupted}
+
+logger = logging.getLogger("django_dispatch.executor")
 
 
 class SyncExecutor:
@@ -48,6 +51,7 @@ class SyncExecutor:
         """Run assignments until the dispatcher is gone or this executor's lifetime is over."""
         signal.signal(signal.SIGUSR1, self._on_stop)
         os.register_at_fork(after_in_child=self._note_fork)
+        self._state = ProcessState()
         self._send(Ready().encode())
         while not self._lifetime.is_over():
             assignment = self._next_assignment()
@@ -59,7 +63,7 @@ class SyncExecutor:
             outcome = self._run(assignment)
             self._lifetime.count_run()
             self._unsent += outcome.encode()
-        self._flush()
+        self._send(Retiring().encode())
 
     def _next_assignment(self) -> Assignment | None:
         """Take the next assignment. The last outcome travels with the next *started*, unless there is none yet."""
@@ -75,9 +79,10 @@ class SyncExecutor:
 
     def _run(self, assignment: Assignment) -> Outcome:
         self._send(Started(*assignment.token).encode())
-        connections.drop_broken()
         attempt = Attempt(assignment, self._name)
+        threads = threading.active_count()
         try:
+            connections.drop_broken()
             # Armed from here to the inner finally: only in between may a signal raise, and only once.
             self._current = attempt
             try:
@@ -91,15 +96,23 @@ class SyncExecutor:
         else:
             self._leave_if_forked()
             outcome = attempt.returned(value)
+        try:
+            is_clean = self._clean_up(attempt, was_quick=outcome.duration_seconds < QUICK_SECONDS)
+        except BaseException:
+            logger.exception("Run %s (%s) left a state that cannot be cleaned up.", *attempt.names)
+            is_clean = False
+        if not is_clean or (attempt.stop is not None and threading.active_count() > threads):
+            self._lifetime.end()
+        return outcome
+
+    def _clean_up(self, attempt: Attempt, *, was_quick: bool) -> bool:
+        """Leave nothing of a body to the next one; return False if only a fresh executor would be clean."""
+        is_whole = self._state.restore(was_quick=was_quick)
         if attempt.stop is None:
             connections.tidy()
         else:
             connections.discard_all()
-        # A body may have put its own handler there. One that was so quick is trusted: asking costs more than it did;
-        # and whoever cannot be stopped by the signal is killed.
-        if outcome.duration_seconds > TRUSTED_SECONDS and signal.getsignal(signal.SIGUSR1) != self._on_stop:
-            signal.signal(signal.SIGUSR1, self._on_stop)
-        return outcome
+        return descendants.is_none_left(attempt.assignment) and is_whole
 
     def _call(self, attempt: Attempt) -> object:
         return attempt.body(
@@ -118,6 +131,8 @@ class SyncExecutor:
 
     def _report_progress(self, attempt: Attempt, text: str) -> None:
         """Send a progress; a stop that comes meanwhile waits, for half a frame would spoil the stream."""
+        if self._is_fork:
+            return
         was_stopped = attempt.stop is not None
         self._is_sending = True
         try:

@@ -1,9 +1,9 @@
 """The zygote: one process that has imported the project, forks executors from it, and kills them when the lease ends.
 
 The dispatcher executes it as a module. It stays single-threaded and holds no connection, so a fork is cheap and clean.
-It is the parent of every executor: it alone reaps them, so a pid that it signals is never another process. And it is
-the dead man's switch: when the deadline on the board passes, or the dispatcher is gone, it kills every executor's
-process group, whatever the dispatcher does or does not do.
+It is the parent of every executor, and of what a dead one leaves: it alone reaps them, so a pid that it signals is
+never another process. And it is the dead man's switch: when the deadline on the board passes, or the dispatcher is
+gone, it kills every executor with all that it started, whatever the dispatcher does or does not do.
 
 Orders come in as JSON packets (``spawn``, ``signal``, ``kill``), descriptors beside them; news go out as frames:
 ``ready`` {tasks, broken}, ``spawned`` {executor, pid}, ``exited`` {executor, status, cause, peak_kb, note}.
@@ -26,7 +26,7 @@ from typing import Any
 
 from .. import logs, registry
 from ..messages import Kind, News
-from . import connections
+from . import connections, descendants
 from .fence import Board, now_ns
 from .limits import Lifetime, Limits
 from .loop import LoopExecutor
@@ -69,6 +69,7 @@ class Zygote:
         self._board = board
         self._children: dict[int, Child] = {}
         self._out_of_memory = OutOfMemoryKills()
+        self._inherited = frozenset(descendants.pids())  # what the project started when it was imported
         self._untold = bytearray()
         self._waker, wakee = socket.socketpair()
         self._wakee = wakee
@@ -99,9 +100,7 @@ class Zygote:
             if not self._follow_orders():
                 break
         self._kill_all("shutdown")
-        with contextlib.suppress(ChildProcessError):
-            while True:
-                os.wait()
+        descendants.kill_all(seconds=float("inf"))
 
     # the switch
 
@@ -129,7 +128,7 @@ class Zygote:
     # children
 
     def _reap(self) -> None:
-        while self._children:
+        while True:
             try:
                 # Looked at before it is reaped: until then its pid names its group and nobody else's.
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -143,6 +142,8 @@ class Zygote:
             child = next((child for child in self._children.values() if child.pid == pid), None)
             if child is not None:
                 del self._children[child.executor]
+            self._kill_orphans()
+            if child is not None:
                 code = os.waitstatus_to_exitcode(status)
                 facts = {"status": code, "cause": child.cause, "peak_kb": usage.ru_maxrss}
                 self.tell("exited", executor=child.executor, note=self._note_on(child, code), **facts)
@@ -151,6 +152,13 @@ class Zygote:
         """Say what the kernel knows of a death that was not ours."""
         is_unexplained = code == -signal.SIGKILL and not child.cause
         return "out of memory" if is_unexplained and self._out_of_memory.explain_one() else ""
+
+    def _kill_orphans(self) -> None:
+        """Kill what a dead executor leaves to us: daemons that its bodies started."""
+        ours = self._inherited.union(child.pid for child in self._children.values())
+        for pid in descendants.pids():
+            if pid not in ours:
+                descendants.kill(pid)
 
     def _follow_orders(self) -> bool:
         """Carry out what was ordered. False: the dispatcher is gone."""
@@ -198,6 +206,7 @@ class Zygote:
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             die_with_parent(parent, signal.SIGKILL)
+            descendants.adopt_orphans()
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             for end in (self._orders, self._news, self._waker, self._wakee):
                 end.close()
@@ -243,6 +252,7 @@ def main() -> None:
         config = json.loads(orders.recv(1 << 20))
         signal.signal(DEATH_SIGNAL, lambda *_: os._exit(1))
         die_with_parent(config["dispatcher_pid"], DEATH_SIGNAL)
+        descendants.adopt_orphans()
         board = Board(config["board"], config["slots"])
         sys.path[:] = config["sys_path"]
         del os.environ["PYTHONPATH"]

@@ -25,6 +25,9 @@ UNSTORABLE = {
     "return_object": "The body returned a value of type object, not JSON",
     "return_nan": "The body returned a value of type float, not JSON",
     "return_too_deep": "The body returned a value of type list, not JSON",
+    "return_circular": "The body returned a value of type list, not JSON: Circular reference detected",
+    "return_too_long": "The body returned 100,000,002 characters of JSON; the limit is 16,000,000.",
+    "return_unnamable": f"The body returned a value of type <class '{ODD}.OfNoNameToo'>, not JSON",
     "return_huge_number": "PostgreSQL cannot store what the body returned",
 }
 RAISED = {
@@ -36,6 +39,10 @@ RAISED = {
     "raise_local": (f"{ODD}.AwfulThings.raise_local.<locals>.Local", "from within"),
     "raise_group": ("ExceptionGroup", "outer (2 sub-exceptions)"),
     "raise_chain": ("ValueError", "number 999"),
+    "raise_lying_class": (f"{ODD}.LyingClass", "no int"),
+    "raise_unnamable": (f"<class '{ODD}.OfNoName'>", "but a text"),
+    "raise_odd_text": (f"{ODD}.SaysOddly", "said oddly"),
+    "raise_recursion_error": ("RecursionError", "maximum recursion depth exceeded"),
     "system_exit_0": ("SystemExit", "0"),
     "system_exit_text": ("SystemExit", "so long"),
     "keyboard_interrupt": ("KeyboardInterrupt", ""),

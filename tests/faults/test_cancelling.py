@@ -89,3 +89,12 @@ def test_a_statement_is_cancelled_with_its_body(kit: Kit) -> None:
     (run,) = wait_until_final(run)
     assert (run.status, "killed" in run.errors[0]["message"]) == ("CANCELLED", False)
     wait_for(lambda: kit.sql.execute(sleeping).fetchone() == (0,), 1, what="the statement gone")
+
+
+def test_a_body_that_is_stopped_in_a_statement_may_go_on_with_its_session(kit: Kit) -> None:
+    """The statement was cancelled in the server, and the session is free to clean up with."""
+    kit.dispatchers()
+    (run,) = wait_until_final(tasks.session_after_a_stop.apply_async(timeout=0.3))
+    assert (run.status, run.errors) == ("SUCCESSFUL", [])
+    before, after = run.result
+    assert before == after

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from django_dispatch.dispatcher.backoff import Backoff
@@ -107,6 +108,19 @@ def test_no_session_is_used_by_two_processes(kit: Kit, way: str) -> None:
     assert len({row.pid for row in rows}) >= 8, "executors were recycled"
     assert {len(pids) for pids in users.values()} == {1}
     assert len(rows) == 30
+
+
+@pytest.mark.slow
+def test_an_idle_executor_that_stands_still_is_replaced(kit: Kit) -> None:
+    """Stopped by a thread that a body left behind: what it was given and never starts costs no attempt."""
+    a = kit.dispatchers()
+    (first,) = wait_until_final(tasks.stop_executor_later.delay())
+    stopped = psutil.Process(first.result)
+    wait_for(lambda: stopped.status() == psutil.STATUS_STOPPED, what="the executor stopped")
+    (run,) = wait_until_final(tasks.note.delay("fine"))
+    assert (run.status, run.result, run.attempt, run.interruptions) == ("SUCCESSFUL", "fine", 1, 0)
+    assert f"Executor {first.result} does not start what it was given; it is replaced." in a.log
+    assert not stopped.is_running()
 
 
 @pytest.mark.slow

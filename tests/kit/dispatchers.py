@@ -28,19 +28,21 @@ DEFAULTS = {"processes": 1, "async_concurrency": 0, "lease_ttl": 3, "poll_interv
 class Dispatcher:
     """One ``manage.py rundispatcher`` and its family."""
 
-    def __init__(self, node: str, command: list[str], env: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self, node: str, command: list[str], env: Mapping[str, str], log: Path, output: int | None = None
+    ) -> None:
         self.node = node
         self.log_path = log
         self._mark = f"{MARK}={uuid4().hex}"
         name, _, value = self._mark.partition("=")
-        with log.open("ab") as output:
+        with log.open("ab") as file:
             self._process = subprocess.Popen(
                 command,
                 cwd=BASE_DIR,
                 env={**env, name: value},
                 stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
+                stdout=file if output is None else output,
+                stderr=file if output is None else output,
                 start_new_session=True,
             )
         self.pid = self._process.pid
@@ -152,13 +154,14 @@ class Dispatchers:
         settings: Mapping[str, Any] | None = None,
         database: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
+        output: int | None = None,
         **options: Any,
     ) -> Dispatcher:
         """Start a dispatcher and wait until it is ready, or not (``is_awaited``).
 
         ``options`` are those of the command (``lease_ttl=2``, ``burst=True``), ``settings`` keys of ``DISPATCH``,
         ``database`` keys of ``DATABASES["default"]``. ``host`` is the name of a host of its own; ``database_url`` may
-        lead through a relay, which the ledger avoids.
+        lead through a relay, which the ledger avoids. ``output`` is a descriptor to write to, in the place of a log.
         """
         command = [sys.executable, "manage.py", "rundispatcher", "--no-reload", f"--node={node}"]
         for name, value in {**DEFAULTS, **options}.items():
@@ -177,7 +180,7 @@ class Dispatchers:
             "KIT_DISPATCH": json.dumps(dict(settings or {})),
         }
         log = self._folder / f"dispatcher-{next(self._numbers)}-{node}.log"
-        dispatcher = Dispatcher(node, command, {**os.environ, **own, **(env or {})}, log)
+        dispatcher = Dispatcher(node, command, {**os.environ, **own, **(env or {})}, log, output)
         self.all.append(dispatcher)
         if is_awaited:
             dispatcher.wait_until_ready(options.get("processes", 1))

@@ -41,6 +41,44 @@ class OwnBase(BaseException):
     pass
 
 
+class LyingClass(Exception):
+    """Claims to be another class, which has no such attributes."""
+
+    __class__ = int  # type: ignore[assignment]
+
+
+class Unnamable(type):
+    """Classes that do not tell what they are called."""
+
+    def __getattribute__(cls, name: str) -> Any:
+        if name in ("__module__", "__name__", "__qualname__"):
+            raise SystemExit("no name")
+        return super().__getattribute__(name)
+
+
+class OfNoName(Exception, metaclass=Unnamable):
+    pass
+
+
+class OddText(str):
+    """A text that cannot be measured, cut or joined."""
+
+    def __len__(self) -> int:
+        raise SystemExit("no length")
+
+    __getitem__ = __iter__ = __str__ = __format__ = __eq__ = __len__  # type: ignore[assignment]
+    __hash__ = str.__hash__
+
+
+class SaysOddly(Exception):
+    def __str__(self) -> str:
+        return OddText("said oddly")
+
+
+class OfNoNameToo(metaclass=Unnamable):
+    pass
+
+
 class AwfulThings:
     """Each is called without arguments by a body."""
 
@@ -81,6 +119,20 @@ class AwfulThings:
     def return_huge_number() -> int:
         sys.set_int_max_str_digits(0)
         return 10**140_000  # JSON has no limit, PostgreSQL has one
+
+    @staticmethod
+    def return_circular() -> Any:
+        value: list[Any] = []
+        value.append(value)
+        return value
+
+    @staticmethod
+    def return_too_long() -> str:
+        return "m" * 100_000_000
+
+    @staticmethod
+    def return_unnamable() -> object:
+        return OfNoNameToo()
 
     @staticmethod
     def print_nul() -> None:
@@ -131,6 +183,22 @@ class AwfulThings:
             following.__cause__ = error
             error = following
         raise error
+
+    @staticmethod
+    def raise_lying_class() -> NoReturn:
+        raise LyingClass("no int")
+
+    @staticmethod
+    def raise_unnamable() -> NoReturn:
+        raise OfNoName("but a text")
+
+    @staticmethod
+    def raise_odd_text() -> NoReturn:
+        raise SaysOddly
+
+    @staticmethod
+    def raise_recursion_error() -> Any:
+        return AwfulThings.raise_recursion_error()
 
     # what is no Exception
 

@@ -4,15 +4,18 @@ import asyncio
 import os
 import signal
 import subprocess
+import threading
 import time
 from typing import Any
 
 import psutil
+from asgiref.sync import sync_to_async
 from django.db import connection, transaction
 
 from django_dispatch import RunStopped, TaskContext, task
 from django_dispatch.models import Run
 
+from . import misdeeds
 from .ledger import Entry
 from .oddities import AwfulThings
 
@@ -233,3 +236,172 @@ async def blocks(ctx: TaskContext, gate: str) -> None:
     """Wait at a gate without letting anybody else on the event loop."""
     with Entry(ctx) as entry:
         entry.wait_at(gate)
+
+
+# what bodies do to their process
+
+
+@task(bind=True)
+def misbehave(ctx: TaskContext, kind: str, name: str) -> Any:
+    """Do one of the misdeeds."""
+    with Entry(ctx):
+        pass
+    return getattr(getattr(misdeeds, kind), name)()
+
+
+@task
+def misbehave_quickly(kind: str, name: str) -> Any:
+    """Do one of the misdeeds and nothing else, in less than a millisecond if that is possible."""
+    return getattr(getattr(misdeeds, kind), name)()
+
+
+@task
+def look() -> tuple[int, dict[str, Any]]:
+    """Return the process, and what a body finds in it."""
+    return os.getpid(), misdeeds.what_is_found()
+
+
+@task(bind=True)
+def leave_programs(ctx: TaskContext, gate: str) -> None:
+    """Start programs, two of them a daemon and a tree, and wait at a gate."""
+    with Entry(ctx) as entry:
+        misdeeds.start_daemon()
+        misdeeds.start_tree()
+        entry.wait_at(gate)
+
+
+@task(bind=True)
+async def aleave_programs(ctx: TaskContext, gate: str) -> None:
+    with Entry(ctx) as entry:
+        misdeeds.start_daemon()
+        misdeeds.start_tree()
+        await entry.await_at(gate)
+
+
+@task(bind=True)
+def leave_a_thread(ctx: TaskContext, gate: str) -> None:
+    """Start a thread that never ends, and wait at a gate."""
+    with Entry(ctx) as entry:
+        threading.Thread(target=threading.Event().wait).start()
+        entry.wait_at(gate)
+
+
+@task(bind=True)
+def leave_programs_and_hang(ctx: TaskContext, gate: str) -> None:
+    """Start programs, and wait at a gate whoever says to stop."""
+    with Entry(ctx) as entry:
+        misdeeds.start_daemon()
+        misdeeds.start_tree()
+        while True:
+            try:
+                return entry.wait_at(gate)
+            except RunStopped:
+                continue
+
+
+@task(bind=True)
+def fork_and_report(ctx: TaskContext) -> str:
+    """Fork; report progress in the child, and return from both."""
+    pid = os.fork()
+    if pid == 0:
+        ctx.progress(666, message="the child")
+        return "the child"
+    os.waitpid(pid, 0)
+    return "the parent"
+
+
+@task
+def stop_executor_later() -> int:
+    """Return, and have a thread stop the process a moment later."""
+
+    def stop() -> None:
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    threading.Thread(target=stop).start()
+    return os.getpid()
+
+
+@task(bind=True)
+def kill_zygote(ctx: TaskContext) -> str:
+    """Kill the parent of all executors, once."""
+    with Entry(ctx) as entry:
+        if ctx.attempt == 1:
+            misdeeds.start_tree()
+            os.kill(os.getppid(), signal.SIGKILL)
+            entry.wait_at("never")
+    return "again"
+
+
+@task
+def session_after_a_stop() -> list[int]:
+    """Sleep in SQL; when told to stop, go on with the same session."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        pids = cursor.fetchone()
+        try:
+            cursor.execute("SELECT pg_sleep(600)")
+        except RunStopped:
+            cursor.execute("SELECT pg_backend_pid()")
+            pids += cursor.fetchone()
+    return list(pids)
+
+
+@task
+def count_queries() -> int:
+    """Return how many queries the log of DEBUG holds from before, and leave some."""
+    before = len(connection.queries)
+    for _ in range(3):
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+    return before
+
+
+@task
+def print_for_ever() -> None:
+    while True:
+        print("m" * 10_000)  # noqa: T201
+
+
+# what async bodies do to their neighbours
+
+
+@task(bind=True)
+async def ablock(ctx: TaskContext, gate: str) -> str:
+    """Wait at a gate without awaiting: the loop stands still, and no stop is heard."""
+    with Entry(ctx) as entry:
+        entry.wait_at(gate)
+    return "at last"
+
+
+@task(bind=True)
+async def astubborn(ctx: TaskContext, gate: str) -> None:
+    """Wait at a gate, whoever cancels."""
+    with Entry(ctx) as entry:
+        while True:
+            try:
+                return await entry.await_at(gate)
+            except asyncio.CancelledError:
+                continue
+
+
+@task(bind=True)
+async def amisbehave(ctx: TaskContext, name: str) -> Any:
+    """Do one of the misdeeds of async bodies."""
+    with Entry(ctx):
+        return await getattr(misdeeds.OnTheLoop, name)()
+
+
+@task
+async def ais_outside_transactions() -> bool:
+    """Return whether Django's connection is free of transactions."""
+    return await sync_to_async(lambda: connection.get_autocommit() and not connection.in_atomic_block)()
+
+
+@task(bind=True)
+async def agated_twice(ctx: TaskContext, gate: str) -> int:
+    """Wait at a gate, then write the ledger once more."""
+    with Entry(ctx) as entry:
+        await entry.await_at(gate)
+    with Entry(ctx, note="after"):
+        return os.getpid()

@@ -1,6 +1,7 @@
 """``manage.py rundispatcher``: claim runs and have them executed, until told to end."""
 
 import asyncio
+import os
 import sys
 from typing import Any
 
@@ -65,7 +66,10 @@ class Command(BaseCommand):
         if options["verbosity"]:
             self.stderr.write(banner(settings), ending="")
         mode = Mode(is_burst=options["burst"], max_runs=options["max_runs"], verbosity=options["verbosity"])
-        code = asyncio.run(serve(settings, mode))
+        with logs.written_by_a_thread() as writer:
+            code = asyncio.run(serve(settings, mode))
+        if writer.is_stuck:
+            os._exit(code)
         if code:
             sys.exit(code)
 
@@ -93,8 +97,6 @@ async def serve(settings: DispatchSettings, mode: Mode) -> int:
 
 def banner(settings: DispatchSettings) -> str:
     """Say what this dispatcher serves, and how."""
-    import os
-
     from ...dispatcher.service import package_version
 
     return BANNER.format(

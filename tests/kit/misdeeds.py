@@ -1,0 +1,461 @@
+"""What bodies do to their process and leave behind, by name; and a look at what the next body finds there."""
+
+import asyncio
+import contextlib
+import ctypes
+import gc
+import hashlib
+import io
+import locale
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import AsyncIterator
+from concurrent.futures import ProcessPoolExecutor
+from contextvars import ContextVar
+from typing import Any, NoReturn
+
+from asgiref.sync import sync_to_async
+from django.db import connection, connections, transaction
+from django.utils import timezone, translation
+
+OTHER = "other"  # a second alias of the same database, in dispatchers that are given KIT_OTHER_ALIAS
+VARIABLE = "KIT_LEFT_BEHIND"
+TREE = ["sh", "-c", "sleep 600 & sleep 600"]
+_left: list[Any] = []  # what is to outlive its body
+context_variable: ContextVar[str] = ContextVar("kit", default="")
+
+
+class Hangs:
+    """Bodies that do not end by themselves, and what it takes to end them."""
+
+    @staticmethod
+    def sleep() -> None:
+        time.sleep(600)
+
+    @staticmethod
+    def wait_for_a_silent_peer() -> None:
+        ours, _theirs = socket.socketpair()
+        ours.recv(1)
+
+    @staticmethod
+    def except_exception() -> None:
+        """Swallow what an ordinary ``except`` does."""
+        while True:
+            with contextlib.suppress(Exception):
+                time.sleep(600)
+
+    @staticmethod
+    def compute_in_c() -> None:
+        hashlib.pbkdf2_hmac("sha256", b"password", b"salt", 2**31 - 1)
+
+    @staticmethod
+    def block_in_c() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        ctypes.CDLL(None).sleep(600)
+
+    @staticmethod
+    def catch_everything() -> NoReturn:
+        while True:
+            with contextlib.suppress(BaseException):
+                time.sleep(600)
+
+    @staticmethod
+    def ignore_the_signal() -> None:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        time.sleep(600)
+
+    @staticmethod
+    def stop_myself() -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+class Ends:
+    """Bodies that end their process, or cut it off."""
+
+    @staticmethod
+    def segfault() -> None:
+        ctypes.string_at(0)
+
+    @staticmethod
+    def abort() -> None:
+        os.abort()
+
+    @staticmethod
+    def kill_myself() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    @staticmethod
+    def overflow_the_stack() -> None:
+        sys.setrecursionlimit(2**30)
+        value: list[Any] = []
+        for _ in range(1_000_000):
+            value = [value]
+        repr(value)
+
+    @staticmethod
+    def close_every_file() -> None:
+        os.closerange(3, 1000)
+
+    @staticmethod
+    def close_every_file_and_stay() -> None:
+        os.closerange(3, 1000)
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        ctypes.CDLL(None).sleep(600)
+
+    @staticmethod
+    def write_to_every_socket() -> None:
+        for descriptor in range(3, 100):
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as found:
+                if found.family == socket.AF_UNIX:
+                    found.send(b"This is no message.")
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        ctypes.CDLL(None).sleep(600)
+
+
+class Leaves:
+    """Bodies that return, and leave their process changed."""
+
+    @staticmethod
+    def handlers() -> None:
+        for number in (signal.SIGUSR1, signal.SIGALRM, signal.SIGTERM, signal.SIGINT, signal.SIGPIPE):
+            signal.signal(number, lambda *_: None)
+
+    @staticmethod
+    def ignored_children() -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+    @staticmethod
+    def alarm() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+
+    @staticmethod
+    def timers() -> None:
+        time.sleep(0.002)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.05)
+        signal.setitimer(signal.ITIMER_PROF, 0.05)
+
+    @staticmethod
+    def blocked_signals() -> None:
+        time.sleep(0.002)
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        os.kill(os.getpid(), signal.SIGALRM)
+
+    @staticmethod
+    def directory() -> None:
+        os.chdir("/")
+
+    @staticmethod
+    def deleted_directory() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+
+    @staticmethod
+    def umask() -> None:
+        os.umask(0o777)
+
+    @staticmethod
+    def environment() -> None:
+        os.environ[VARIABLE] = "left"
+        os.environ["TZ"] = "Asia/Tokyo"
+        time.tzset()
+        del os.environ["KIT_DIR"]
+
+    @staticmethod
+    def another_environment() -> None:
+        os.environ = {}  # type: ignore[assignment]  # noqa: B003
+
+    @staticmethod
+    def recursion_limit() -> None:
+        sys.setrecursionlimit(100)
+
+    @staticmethod
+    def no_collector() -> None:
+        gc.disable()
+
+    @staticmethod
+    def captured_output() -> None:
+        sys.stdout = sys.stderr = io.StringIO()
+
+    @staticmethod
+    def contexts() -> None:
+        translation.activate("de")
+        timezone.activate("Asia/Tokyo")
+        context_variable.set("left")
+
+    @staticmethod
+    def open_transaction() -> None:
+        transaction.atomic().__enter__()
+        _execute("CREATE TEMP TABLE kit_left (id int)")
+
+    @staticmethod
+    def open_transaction_elsewhere() -> None:
+        transaction.atomic(OTHER).__enter__()
+        _execute("SELECT pg_advisory_lock(4711)", OTHER)
+
+    @staticmethod
+    def no_autocommit() -> None:
+        connection.set_autocommit(False)
+        _execute("SELECT 1")
+
+    @staticmethod
+    def raw_transaction() -> None:
+        _execute("BEGIN")
+
+    @staticmethod
+    def failed_transaction() -> None:
+        _execute("BEGIN")
+        with contextlib.suppress(Exception):
+            _execute("SELECT nothing")
+
+    @staticmethod
+    def session_state() -> None:
+        _execute("SET search_path = nowhere")
+        _execute("SET statement_timeout = 1")
+        _execute("SET default_transaction_isolation = 'serializable'")
+        _execute("SELECT pg_advisory_lock(4711)")
+        _execute("LISTEN kit_left")
+        _execute("CREATE TEMP TABLE kit_ledger (id int)")
+        _execute("SET ROLE pg_monitor")
+
+    @staticmethod
+    def closed_connection() -> None:
+        with contextlib.suppress(Exception), transaction.atomic():
+            _execute("SELECT 1")
+            connection.connection.close()
+
+    @staticmethod
+    def closed_socket() -> None:
+        _execute("SELECT 1")
+        os.close(connection.connection.fileno())
+
+    @staticmethod
+    def broken_wrapper() -> None:
+        _execute("SELECT 1")
+
+        def broken() -> NoReturn:
+            raise SystemExit("broken")
+
+        connection.get_autocommit = connection.close = broken  # type: ignore[method-assign]
+
+    @staticmethod
+    def threads() -> None:
+        """One that runs for ever, keeps the interpreter from ending, and uses the database; one that raises."""
+
+        def work() -> None:
+            while True:
+                time.sleep(0.05)
+                _execute("SELECT 1")
+
+        threading.Thread(target=work, daemon=False).start()
+        threading.Thread(target=sys.exit).start()
+
+
+class LeavesForGood:
+    """Bodies that change what nobody looks after: it stays until their executor is replaced."""
+
+    @staticmethod
+    def clocks_and_modules() -> None:
+        for name in ("time", "monotonic", "perf_counter", "sleep", "clock_gettime_ns"):
+            setattr(time, name, lambda *_: "never")
+        for name in [name for name in sys.modules if name.startswith("django.")]:
+            del sys.modules[name]
+        warnings.simplefilter("error")
+        logging.disable()
+
+
+class LeavesNoGoodProcess:
+    """Bodies that return, and leave a process that only a fresh one can replace."""
+
+    @staticmethod
+    def niceness() -> None:
+        time.sleep(0.002)
+        os.nice(5)
+
+    @staticmethod
+    def closed_output() -> None:
+        time.sleep(0.002)
+        sys.stdout.close()
+
+    @staticmethod
+    def closed_descriptors() -> None:
+        time.sleep(0.002)
+        os.closerange(0, 3)
+
+    @staticmethod
+    def redirected_descriptors() -> None:
+        time.sleep(0.002)
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        os.close(null)
+
+
+class OnTheLoop:
+    """Bodies that meddle with the event loop that they share."""
+
+    @staticmethod
+    async def exit_in_a_subtask() -> None:
+        async def leave() -> None:
+            await asyncio.sleep(0)
+            sys.exit("so long")
+
+        await asyncio.gather(leave())
+
+    @staticmethod
+    async def interrupt_in_a_callback() -> str:
+        def interrupt() -> NoReturn:
+            raise KeyboardInterrupt
+
+        asyncio.get_running_loop().call_soon(interrupt)
+        await asyncio.sleep(0.01)
+        return "went on"
+
+    @staticmethod
+    async def stop_the_loop() -> str:
+        asyncio.get_running_loop().stop()
+        await asyncio.sleep(0.01)
+        return "went on"
+
+    @staticmethod
+    async def leave_a_task() -> None:
+        async def work() -> None:
+            await asyncio.Event().wait()
+
+        _left.append(asyncio.create_task(work()))
+
+    @staticmethod
+    async def leave_a_generator() -> None:
+        async def count() -> AsyncIterator[int]:
+            try:
+                while True:
+                    yield 1
+            finally:
+                await asyncio.sleep(0)
+
+        async for _ in count():
+            break
+
+    @staticmethod
+    async def leave_a_transaction() -> None:
+        await sync_to_async(Leaves.open_transaction)()
+
+    @staticmethod
+    async def fork_and_return() -> str:
+        return "the child" if os.fork() == 0 else "the parent"
+
+    @staticmethod
+    async def fork_and_await() -> str:
+        if os.fork() == 0:
+            await asyncio.sleep(600)
+        return "the parent"
+
+
+class Starts:
+    """Bodies that start processes, in good order."""
+
+    @staticmethod
+    def program() -> str:
+        return subprocess.run(["echo", "fine"], check=True, capture_output=True, text=True).stdout
+
+    @staticmethod
+    def fork_and_exec() -> int:
+        pid = os.fork()
+        if pid == 0:
+            os.execvp("true", ["true"])
+        return os.waitpid(pid, 0)[1]
+
+    @staticmethod
+    def pool_by_fork() -> list[int]:
+        return _map_in_a_pool("fork")
+
+    @staticmethod
+    def pool_by_spawn() -> list[int]:
+        return _map_in_a_pool("spawn")
+
+    @staticmethod
+    def pool_by_forkserver() -> list[int]:
+        return _map_in_a_pool("forkserver")
+
+    @staticmethod
+    def process_pool_executor() -> list[int]:
+        with ProcessPoolExecutor(2) as pool:
+            return list(pool.map(abs, [-1, -2, -3]))
+
+
+def start_tree() -> None:
+    """Start a shell that starts two programs."""
+    subprocess.Popen(TREE)
+
+
+def start_daemon() -> None:
+    """Start a program as daemons are: in a session of its own, its parents gone."""
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execvp("sleep", ["sleep", "600"])
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def what_is_found() -> dict[str, Any]:
+    """Describe what a body finds in its process and in its database session."""
+    return {
+        "handlers": [repr(signal.getsignal(number)).split(" at 0x")[0] for number in range(1, 32)],
+        "timers": [
+            signal.getitimer(timer) for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+        ],
+        "mask": len(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+        "directory": os.getcwd(),
+        "umask": _umask(),
+        "variables": [os.environ.get(name, "") for name in (VARIABLE, "TZ", "KIT_DIR")],
+        "zone": time.tzname[0],
+        "locale": locale.setlocale(locale.LC_ALL),
+        "recursion": sys.getrecursionlimit(),
+        "collector": gc.isenabled(),
+        "nice": os.getpriority(os.PRIO_PROCESS, 0),
+        "output": [(stream.fileno(), stream.closed) for stream in (sys.stdout, sys.stderr)],
+        "files": [os.readlink(f"/proc/self/fd/{descriptor}") for descriptor in (0, 1, 2)],
+        "contexts": [translation.get_language(), timezone.get_current_timezone_name(), context_variable.get()],
+        "programs": subprocess.run(["true"], check=False).returncode,
+        "session": [_ask(f"SELECT current_setting('{name}')") for name in ("search_path", "statement_timeout")],
+        "isolation": _ask("SHOW transaction_isolation"),
+        "role": _ask("SELECT current_user = session_user"),
+        "table": _ask("SELECT relpersistence FROM pg_class WHERE oid = 'kit_ledger'::regclass"),
+        "listens": _ask("SELECT count(*) FROM pg_listening_channels()"),
+        "locked": _ask("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711"),
+        "transaction": [connections[alias].in_atomic_block for alias in connections],
+        "autocommit": [connections[alias].get_autocommit() for alias in connections],
+    }
+
+
+def _map_in_a_pool(method: str) -> list[int]:
+    with multiprocessing.get_context(method).Pool(2) as pool:
+        return pool.map(abs, [-1, -2, -3])
+
+
+def _umask() -> int:
+    now = os.umask(0o22)
+    os.umask(now)
+    return now
+
+
+def _execute(query: str, alias: str = "default") -> None:
+    with connections[alias].cursor() as cursor:
+        cursor.execute(query)
+
+
+def _ask(query: str) -> Any:
+    with connection.cursor() as cursor:
+        cursor.execute(query)
+        (answer,) = cursor.fetchone()
+    return answer
