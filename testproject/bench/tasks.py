@@ -31,6 +31,12 @@ def nap(index: int, seconds: float) -> None:
     marks.mark_end(index)
 
 
+@task
+def long_nap(index: int, seconds: float) -> None:
+    """Do the same, as a task that is known to take long."""
+    nap.function(index, seconds)
+
+
 @task(bind=True)
 def hold(context: TaskContext, index: int) -> None:
     """Say when the body began the first time, and wait to be killed; say when it began again, and end."""

@@ -3,6 +3,9 @@
 import time
 from collections.abc import Iterator
 
+from django.db import transaction
+
+from django_dispatch import Task
 from testproject.bench import marks, tasks
 from testproject.bench.findings import Finding, Target
 from testproject.bench.ground import Ground
@@ -10,7 +13,7 @@ from testproject.bench.processes import dispatchers
 
 NAP_SECONDS = 0.005
 LONG_SECONDS = 1.0
-SHORT = 20
+SHORT = 5  # before and after the long one of a group
 GAP_SECONDS = 0.5
 TRAINING = 200
 # A long body begins every half second and takes one: two or three slots of four are taken at most.
@@ -43,26 +46,33 @@ def _busy_share(ground: Ground, slots: int, runs: int) -> float:
 
 
 def mixed(ground: Ground) -> Iterator[Finding]:
-    """Groups of short runs with a long one of the same task among them; a slot is always free."""
+    """Groups of short runs with a long one among them, of the same task or of another; a slot is always free."""
+    for whose, long in (("of another task", tasks.long_nap), ("of the same task", tasks.nap)):
+        waits = _waits_beside(ground, long)
+        what = f"short runs beside bodies of 1 s {whose}, a slot free: wait"
+        yield Finding(f"{what}, p99", "ms", waits, at=0.99, target=Target("at most", 50, "value"))
+        yield Finding(f"{what}, p50", "ms", waits)
+
+
+def _waits_beside(ground: Ground, long: Task[[int, float], None]) -> list[float]:
+    """Return the milliseconds from a group's commit until each of its short bodies begins."""
     groups = ground.size(40, 8)
     total = TRAINING + groups * (2 * SHORT + 1)
     ground.clean()
     marks.clear(total)
-    waits: list[float] = []
+    sent: dict[int, int] = {}
     options = (f"--processes={MIXED_SLOTS}", "--async-concurrency=0")
     with dispatchers(ground.url, 1, *options, executors=MIXED_SLOTS):
         tasks.nap.delay_many((index, 0.0) for index in range(TRAINING))  # the task proves to be tiny
         ground.wait_until_drained()
-        sent: dict[int, int] = {}
         for first in range(TRAINING, total, 2 * SHORT + 1):
-            long = first + SHORT
-            group = range(first, first + 2 * SHORT + 1)
-            tasks.nap.delay_many((index, LONG_SECONDS if index == long else 0.0) for index in group)
-            now = time.monotonic_ns()
-            sent |= {index: now for index in group if index != long}
+            middle = first + SHORT
+            shorts = [*range(first, middle), *range(middle + 1, middle + 1 + SHORT)]
+            with transaction.atomic():
+                tasks.nap.delay_many((index, 0.0) for index in shorts[:SHORT])
+                long.delay(middle, LONG_SECONDS)
+                tasks.nap.delay_many((index, 0.0) for index in shorts[SHORT:])
+            sent |= dict.fromkeys(shorts, time.monotonic_ns())
             time.sleep(GAP_SECONDS)
         ground.wait_until_drained()
-        waits = [max(0.0, (marks.marked_at(index) - at) / 1e6) for index, at in sent.items()]
-    what = f"short runs among bodies of 1 s, a slot free: wait, {MIXED_SLOTS} processes"
-    yield Finding(f"{what}, p99", "ms", waits, at=0.99, target=Target("at most", 50, "value"))
-    yield Finding(f"{what}, p50", "ms", waits)
+        return [max(0.0, (marks.marked_at(index) - at) / 1e6) for index, at in sent.items()]

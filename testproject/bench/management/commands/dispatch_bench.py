@@ -70,7 +70,7 @@ class Command(BaseCommand):
                 self.stdout.write(f"{name}: {fact}")
             for name in (name for name in SCENARIOS if name in names):
                 began = time.monotonic()
-                self.stdout.write(f"\n{name}: {SCENARIOS[name].__doc__}")
+                self.stdout.write(f"\n{name}: {(SCENARIOS[name].__doc__ or '').splitlines()[0]}")
                 for finding in SCENARIOS[name](ground):
                     findings.append(replace(finding, scenario=name))
                     self.stdout.write("  " + "  |  ".join(filter(None, report.cells(finding))))
