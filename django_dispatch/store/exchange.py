@@ -26,7 +26,8 @@ class AsyncExchanger:
     ) -> Exchange:
         """See Store.exchange()."""
         params = exchange_params(lease_id, settlements, wanted)
-        return read_exchange(await self._session.execute(statement_for(settlements), params), wanted["queues"])
+        rows = await self._session.execute(statement_for(settlements), params, is_busy=bool(settlements))
+        return read_exchange(rows, wanted["queues"])
 
     async def close(self) -> None:
         """Close the connection."""

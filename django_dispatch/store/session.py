@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -32,10 +33,11 @@ KEEPALIVES = {
     "connect_timeout": CONNECT_SECONDS,
 }
 
-# Few statements, each made for its index, planned once: neither an empty table, nor stale statistics, nor a backlog
-# of millions may ever make the planner prefer a scan or a sort of the whole table.
+# Few statements, each made for its index: neither an empty table, nor stale statistics, nor a backlog of millions may
+# ever make the planner prefer a scan or a sort of the whole table. They are planned each time, by the table's size at
+# that moment: a plan that was made for a small one, and kept, reads all of a large one.
 PLAN = {
-    "plan_cache_mode": "force_generic_plan",
+    "plan_cache_mode": "force_custom_plan",
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
     "enable_hashjoin": "off",
@@ -43,6 +45,9 @@ PLAN = {
     "jit": "off",
     "default_transaction_isolation": "read committed",
 }
+# Too dear for the hot path: there a plan is kept, but while runs go by no longer than this.
+KEEP_PLAN = "SET plan_cache_mode = force_generic_plan"
+KEEP_PLAN_SECONDS = 1.0
 
 
 def connection_params(alias: str, role: str) -> dict[str, Any]:
@@ -145,15 +150,22 @@ class AsyncSession:
         self._deadline_seconds = deadline_seconds
         self._is_aborted = False
         self._connection: psycopg.AsyncConnection[Row] | None = None
+        self._planned_at = 0.0
         self._translate_errors = DatabaseErrorWrapper(connections[terms.alias])
 
-    async def execute(self, statement: str, params: Mapping[str, Any]) -> list[Row]:
-        """Run one statement in a transaction of its own; return its rows. Raises ``django.db.Error``."""
+    async def execute(self, statement: str, params: Mapping[str, Any], *, is_busy: bool = False) -> list[Row]:
+        """Run one statement in a transaction of its own; return its rows. Raises ``django.db.Error``.
+
+        ``is_busy`` says that runs go by, so that tables may grow: plans are made anew every second then.
+        """
         self._is_aborted = False
         self._set_alarm()
         with self._translate_errors:
             try:
                 connection = self._connection or await self._connect()
+                if is_busy and not self._is_pooled and time.monotonic() - self._planned_at >= KEEP_PLAN_SECONDS:
+                    await connection.execute("DISCARD PLANS")
+                    self._planned_at = time.monotonic()
                 cursor = await connection.execute(statement, params, prepare=not self._is_pooled)
                 return await cursor.fetchall()
             except psycopg.Error as error:
@@ -188,6 +200,8 @@ class AsyncSession:
         self._connection = connection
         if opening := self._terms.opening():
             await connection.execute(opening)
+        if not self._is_pooled:
+            await connection.execute(KEEP_PLAN)
         return connection
 
 

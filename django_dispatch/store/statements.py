@@ -173,9 +173,12 @@ WITH lost AS MATERIALIZED (
 SELECT * FROM reclaimed
 """
 
+# The clock is volatile: only as a sub-select, read once, can it say where in an index to begin and to stop. Compared
+# row by row, a look that finds less than its limit would walk through everything that is not due.
 PROMOTE = f"""
-WITH due AS MATERIALIZED (
-  SELECT id FROM {RUN} WHERE status = 'SCHEDULED' AND run_after <= clock_timestamp()
+WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS now),
+due AS MATERIALIZED (
+  SELECT id FROM {RUN} WHERE status = 'SCHEDULED' AND run_after <= (SELECT now FROM clock)
   ORDER BY run_after LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED
 ), promoted AS (
   UPDATE {RUN} SET status = 'READY', run_after = NULL WHERE id = ANY(ARRAY(SELECT id FROM due)) RETURNING queue
@@ -183,14 +186,15 @@ WITH due AS MATERIALIZED (
 SELECT DISTINCT queue, NULL::float8 FROM promoted
 UNION ALL
 SELECT NULL, extract(epoch FROM (
-  SELECT run_after FROM {RUN} WHERE status = 'SCHEDULED' AND run_after > clock_timestamp() ORDER BY run_after LIMIT 1
+  SELECT run_after FROM {RUN} WHERE status = 'SCHEDULED' AND run_after > (SELECT now FROM clock)
+  ORDER BY run_after LIMIT 1
 ) - clock_timestamp())::float8
 """
 
 PRUNE = f"""
 WITH old AS MATERIALIZED (
   SELECT id FROM {RUN}
-  WHERE finished_at IS NOT NULL AND finished_at < clock_timestamp() - %(age)s * interval '1 second'
+  WHERE finished_at < (SELECT clock_timestamp() - %(age)s * interval '1 second')
     AND status = %(status)s
   ORDER BY finished_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 )

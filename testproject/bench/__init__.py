@@ -1,0 +1,1 @@
+"""The benchmark of ``manage.py dispatch_bench``: scenarios, what they stand on, and how their findings are shown."""

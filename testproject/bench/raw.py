@@ -1,9 +1,11 @@
 """What PostgreSQL itself can do: the smallest runs table, claimed and finished by one client in one statement."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 
+BATCH = 100
 TABLE = """
 DROP TABLE IF EXISTS bench_raw;
 CREATE TABLE bench_raw (
@@ -22,18 +24,31 @@ RETURNING id, args
 """
 
 
-def drain_rate(url: str, runs: int, batch: int) -> float:
-    """Claim and finish ``runs`` rows, ``batch`` at a time; return rows a second."""
-    with psycopg.connect(url, autocommit=True, prepare_threshold=0) as connection:
-        connection.execute(TABLE, prepare=False)
+def drain_rate(url: str, runs: int, *, connections: int = 1) -> float:
+    """Claim and finish ``runs`` rows, 100 at a time on each connection; return rows a second."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(TABLE)
         connection.execute(
             "INSERT INTO bench_raw (args) SELECT jsonb_build_array(i) FROM generate_series(1, %s) AS i", [runs]
         )
-        connection.execute("VACUUM ANALYZE bench_raw", prepare=False)
-        ids: list[int] = []
-        began = time.perf_counter()
-        while True:
-            ids = [row[0] for row in connection.execute(EXCHANGE, [ids, batch])]
-            if not ids:
-                break
-        return runs / (time.perf_counter() - began)
+        connection.execute("VACUUM ANALYZE bench_raw")
+    clients = [psycopg.connect(url, autocommit=True, prepare_threshold=0) for _ in range(connections)]
+    try:
+        with ThreadPoolExecutor(connections) as threads:
+            began = time.perf_counter()
+            done = sum(threads.map(_drain, clients))
+            seconds = time.perf_counter() - began
+    finally:
+        for client in clients:
+            client.close()
+    if done != runs:
+        raise RuntimeError(f"{done} of {runs} rows were claimed.")
+    return runs / seconds
+
+
+def _drain(connection: psycopg.Connection) -> int:
+    done = 0
+    ids: list[int] = []
+    while ids := [row[0] for row in connection.execute(EXCHANGE, [ids, BATCH])]:
+        done += len(ids)
+    return done

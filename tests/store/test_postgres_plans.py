@@ -4,6 +4,7 @@ auto_explain shows the plans by which the verbs really ran: under the session's 
 server's defaults, which hold when a transaction pooler gives sessions no state.
 """
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -32,25 +33,53 @@ LIVE, EXPIRED = UUID(int=1), UUID(int=2)
 FEW = 2_000
 """No statement has a reason to read more rows of the run table than this; the limits below are of 100."""
 
-BACKLOG = f"""
-INSERT INTO django_dispatch_run (task, source, queue, priority, args)
-SELECT 'shop.add', 'app', CASE WHEN n % 4 < 3 THEN 'bulk' WHEN n % 8 = 3 THEN 'mail' ELSE 'q' || n % 50 END,
-       (n * 7919 % 11) - 5, jsonb_build_array(n) FROM generate_series(1::bigint, {READY}) AS n;
-INSERT INTO django_dispatch_run (task, source, status, queue, run_after)
-SELECT 'shop.add', 'app', 'SCHEDULED', 'bulk', clock_timestamp() + (n * 7919 % 100000 - 100) * interval '1 second'
-FROM generate_series(1::bigint, {SCHEDULED}) AS n;
+
+def ready(count: int) -> str:
+    """Runs of some queues, one of them much larger than the others."""
+    return f"""
+    INSERT INTO django_dispatch_run (task, source, queue, priority, args)
+    SELECT 'shop.add', 'app', CASE WHEN n % 4 < 3 THEN 'bulk' WHEN n % 8 = 3 THEN 'mail' ELSE 'q' || n % 50 END,
+           (n * 7919 % 11) - 5, jsonb_build_array(n) FROM generate_series(1::bigint, {count}) AS n
+    """
+
+
+def scheduled(count: int) -> str:
+    """Runs of which one in a thousand is due."""
+    return f"""
+    INSERT INTO django_dispatch_run (task, source, status, queue, run_after)
+    SELECT 'shop.add', 'app', 'SCHEDULED', 'bulk', clock_timestamp() + (n * 7919 % 100000 - 100) * interval '1 second'
+    FROM generate_series(1::bigint, {count}) AS n
+    """
+
+
+def finished(count: int) -> str:
+    """Runs that ended within six days."""
+    return f"""
+    INSERT INTO django_dispatch_run (task, source, status, queue, finished_at, result)
+    SELECT 'shop.add', 'app', (ARRAY['SUCCESSFUL', 'SUCCESSFUL', 'SUCCESSFUL', 'FAILED', 'CANCELLED'])[1 + n % 5],
+           'bulk', now() - (n * 7919 % {count}) * interval '500000 seconds' / {count}, jsonb_build_array(n)
+    FROM generate_series(1::bigint, {count}) AS n
+    """
+
+
+RUNNING = f"""
 INSERT INTO django_dispatch_run (task, source, status, lease_id, epoch, attempt, started_at, cancel_requested_at)
 SELECT 'shop.add', 'app', 'RUNNING', lease, 1, 1, now(), CASE WHEN n = 1 THEN now() END
-FROM unnest(ARRAY['{LIVE}', '{EXPIRED}', '{UUID(int=3)}']::uuid[]) AS lease, generate_series(1, {HELD}) AS n;
+FROM unnest(ARRAY['{LIVE}', '{EXPIRED}', '{UUID(int=3)}']::uuid[]) AS lease, generate_series(1, {HELD}) AS n
+"""
+LEASES = f"""
 INSERT INTO django_dispatch_lease (id, host, expires_at)
-VALUES ('{LIVE}', 'here', 'infinity'), ('{EXPIRED}', 'here', '-infinity');
+VALUES ('{LIVE}', 'here', 'infinity'), ('{EXPIRED}', 'here', '-infinity')
 """
-HISTORY = f"""
-INSERT INTO django_dispatch_run (task, source, status, queue, finished_at, result)
-SELECT 'shop.add', 'app', (ARRAY['SUCCESSFUL', 'SUCCESSFUL', 'SUCCESSFUL', 'FAILED', 'CANCELLED'])[1 + n % 5], 'bulk',
-       now() - (n * 7919 % {FINISHED}) * interval '1 second', jsonb_build_array(n)
-FROM generate_series(1::bigint, {FINISHED}) AS n;
-"""
+
+
+TELL_PLANS = [
+    "SET auto_explain.log_min_duration = 0",
+    "SET auto_explain.log_analyze = on",
+    "SET auto_explain.log_timing = off",
+    "SET auto_explain.log_format = json",
+    "SET auto_explain.log_level = notice",
+]
 
 
 @dataclass
@@ -66,14 +95,8 @@ class Plans:
 
     def listen(self, connection: psycopg.Connection[Any]) -> None:
         connection.execute("LOAD 'auto_explain'")
-        for name, value in {
-            "log_min_duration": "0",
-            "log_analyze": "on",
-            "log_timing": "off",
-            "log_format": "json",
-            "log_level": "notice",
-        }.items():
-            connection.execute(f"SET auto_explain.{name} = {value}")  # type: ignore[call-overload]
+        for setting in TELL_PLANS:
+            connection.execute(setting.encode())
         connection.add_notice_handler(self.hear)
 
 
@@ -93,21 +116,27 @@ class ExplainedSession(Session):
         return connection
 
 
-@pytest.fixture(scope="module")
-def large_database(django_db_modify_db_settings: None, django_db_blocker: Any) -> Iterator[psycopg.Connection[Any]]:
-    """A database of its own with all those rows, whose statistics are from before the backlog came."""
-    with django_db_blocker.unblock(), own_database(ALIAS):
+@contextlib.contextmanager
+def database_without_vacuum() -> Iterator[psycopg.Connection[Any]]:
+    """An empty database of its own, where nobody gathers statistics but the test."""
+    with own_database(ALIAS):
         call_command("migrate", "django_dispatch", database=ALIAS, verbosity=0)
         with psycopg.connect(**connection_params(ALIAS, "test"), autocommit=True) as connection:
             if connection.execute("SHOW is_superuser").fetchone() != ("on",):
                 pytest.skip("auto_explain may be loaded by a superuser only")
             connection.execute("ALTER TABLE django_dispatch_run SET (autovacuum_enabled = off)")
-            connection.execute("ALTER TABLE django_dispatch_run DISABLE TRIGGER USER")
-            for statements in (HISTORY, "ANALYZE", BACKLOG):
-                for statement in filter(str.strip, statements.split(";")):
-                    connection.execute(statement.encode())
-            connection.execute("ALTER TABLE django_dispatch_run ENABLE TRIGGER USER")
             yield connection
+
+
+@pytest.fixture(scope="module")
+def large_database(django_db_modify_db_settings: None, django_db_blocker: Any) -> Iterator[psycopg.Connection[Any]]:
+    """All those rows, with statistics from before the backlog came."""
+    with django_db_blocker.unblock(), database_without_vacuum() as connection:
+        connection.execute("ALTER TABLE django_dispatch_run DISABLE TRIGGER USER")
+        for statement in (finished(FINISHED), "ANALYZE", ready(READY), scheduled(SCHEDULED), RUNNING, LEASES):
+            connection.execute(statement.encode())
+        connection.execute("ALTER TABLE django_dispatch_run ENABLE TRIGGER USER")
+        yield connection
 
 
 # In this order, for statistics cannot be made to forget.
@@ -119,6 +148,7 @@ def statistics(request: pytest.FixtureRequest, large_database: psycopg.Connectio
 
 SETTINGS: dict[str, dict[str, str | None]] = {
     "the session's settings": {},
+    "the settings of claims": {"plan_cache_mode": "force_generic_plan"},
     "default settings, generic plans": dict.fromkeys(PLAN) | {"plan_cache_mode": "force_generic_plan"},
     "default settings, custom plans": dict.fromkeys(PLAN) | {"plan_cache_mode": "force_custom_plan"},
 }
@@ -165,13 +195,20 @@ VERBS: dict[str, tuple[set[str], Callable[[PostgresStore], object], object]] = {
         lambda store: len(store.reclaim(grace_seconds=2.0, max_interruptions=3)),
         2 * HELD,
     ),
-    "promote": ({"dispatch_run_promote", KEY}, lambda store: store.promote(limit=100)[0], ["bulk"]),
+    "promote": ({"dispatch_run_promote", KEY}, lambda store: store.promote(limit=10)[0], ["bulk"]),
+    "promote all that is due": ({"dispatch_run_promote", KEY}, lambda store: store.promote(limit=5_000)[0], ["bulk"]),
     "prune": (
         {"dispatch_run_prune", KEY},
         lambda store: store.prune(status="SUCCESSFUL", age_seconds=86_400.0, limit=100),
         100,
     ),
+    "prune all that is old": (
+        {"dispatch_run_prune", KEY},
+        lambda store: 0 < store.prune(status="SUCCESSFUL", age_seconds=499_000.0, limit=5_000) < 5_000,
+        True,
+    ),
     "ready queues": ({CLAIM}, lambda store: len(store.ready_queues()), 27),
+    "neighbours": (set(), lambda store: len(store.neighbours(host="here", besides=LIVE)), 1),
 }
 
 

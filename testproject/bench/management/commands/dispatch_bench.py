@@ -1,68 +1,104 @@
-"""``manage.py dispatch_bench``: ours and the raw limit of PostgreSQL, measured by turns in one run."""
+"""``manage.py dispatch_bench``: ours and the limit beside it, measured by turns on a PostgreSQL of its own."""
 
-import statistics
+import contextlib
+import json
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psycopg
 from django.core.management import call_command
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connection
 from django.test import override_settings
 
 from testproject import postgres
-from testproject.bench import drain, latency, marks, raw
+from testproject.bench import machine, marks, report
+from testproject.bench.chart import chart
+from testproject.bench.findings import Finding
+from testproject.bench.ground import Ground
+from testproject.bench.scenarios import SCENARIOS
 
-BATCH = 100
+NONSENSE_RUNS_PER_SECOND = 1000
+# A fleet of dispatchers has four connections each.
+CONNECTIONS = 300
 
 
 class Command(BaseCommand):
-    help = "Measures drain rate and start latency, beside what plain SQL reaches, on a fresh PostgreSQL of its own."
+    help = "Measures the dispatcher beside what plain SQL reaches, by turns, on a fresh PostgreSQL of its own."
+    requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--runs", type=int, default=30_000, help="Backlog of each drain.")
-        parser.add_argument("--rounds", type=int, default=3, help="How often each side has its turn.")
-        parser.add_argument("--samples", type=int, default=200, help="Enqueues of the latency measurement.")
-        parser.add_argument("--processes", type=int, default=2, help="Executors for synchronous runs.")
+        add = parser.add_argument
+        add("--scenario", default=",".join(SCENARIOS), help=f"Names by commas, of: {', '.join(SCENARIOS)}.")
+        add("--quick", action="store_true", help="Measure less of everything: a glance, not a figure.")
+        add("--rounds", type=int, help="How often each side has its turn. Default: 5, quick 2.")
+        add("--processes", type=int, default=2, help="Executors for synchronous runs.")
+        add("--json", type=Path, metavar="FILE", help="Write everything, samples too.")
+        add("--chart", type=Path, metavar="FILE", help="Draw an SVG.")
+        add("--markdown", type=Path, metavar="FILE", help="Replace the measured section of this page.")
+        add("--of", type=Path, metavar="FILE", help="Measure nothing: show what an earlier --json holds.")
 
-    @override_settings(DEBUG=False)  # with it on, Django keeps a log of every query
     def handle(self, **options: Any) -> None:
-        with postgres.TemporaryServer() as server, tempfile.TemporaryDirectory() as folder:
+        if options["of"]:
+            found = json.loads(options["of"].read_text())
+            facts, findings = found["facts"], [Finding.from_dict(finding) for finding in found["findings"]]
+        else:
+            facts, findings = self._measure(options)
+        self.stdout.write(f"\n{report.table(findings)}")
+        if options["chart"]:
+            options["chart"].write_text(chart(findings))
+        if options["markdown"]:
+            page = options["markdown"]
+            page.write_text(report.with_section(page.read_text(), report.markdown(facts, findings)))
+        for finding in findings:
+            if finding.unit == "runs/s" and finding.value < NONSENSE_RUNS_PER_SECOND and finding.scenario == "drain":
+                raise CommandError(f"{finding.what}: {finding.value:.0f} runs/s is nonsense, not noise.")
+
+    def _measure(self, options: dict[str, Any]) -> tuple[dict[str, str], list[Finding]]:
+        names = options["scenario"].split(",")
+        if unknown := set(names) - set(SCENARIOS):
+            raise CommandError(f"No scenario {', '.join(sorted(unknown))}: there are {', '.join(SCENARIOS)}.")
+        seconds: dict[str, float] = {}
+        findings: list[Finding] = []
+        with self._ground(options) as ground:
+            facts = machine.description(ground.sql)
+            for name, fact in facts.items():
+                self.stdout.write(f"{name}: {fact}")
+            for name in (name for name in SCENARIOS if name in names):
+                began = time.monotonic()
+                self.stdout.write(f"\n{name}: {(SCENARIOS[name].__doc__ or '').splitlines()[0]}")
+                for finding in SCENARIOS[name](ground):
+                    findings.append(replace(finding, scenario=name))
+                    self.stdout.write("  " + "  |  ".join(filter(None, report.cells(finding))))
+                seconds[name] = time.monotonic() - began
+                self.stdout.write(f"  ({seconds[name]:.0f} s)")
+                if options["json"]:
+                    options["json"].write_text(json.dumps(report.document(facts, findings, seconds), indent=1))
+        return facts, findings
+
+    @contextlib.contextmanager
+    def _ground(self, options: dict[str, Any]) -> Iterator[Ground]:
+        """Start a server, point Django at it, migrate."""
+        postgres.release_server()  # manage.py holds the checkout's own, which is not needed
+        with (
+            override_settings(DEBUG=False),  # with it on, Django keeps a log of every query
+            postgres.TemporaryServer() as server,
+            tempfile.TemporaryDirectory() as folder,
+        ):
+            with psycopg.connect(server.url, autocommit=True) as sql:
+                sql.execute(f"ALTER SYSTEM SET max_connections = {CONNECTIONS}".encode())
+            server.restart()
             marks.create(Path(folder) / "marks")
             connection.close()
             connection.settings_dict.update(postgres.django_database(server.url) | {"CONN_MAX_AGE": None})
             call_command("migrate", verbosity=0)
-            self._drains(server.url, options["runs"], options["rounds"], options["processes"])
-            self._latency(server.url, options["samples"])
-            connection.close()
-
-    def _drains(self, url: str, runs: int, rounds: int, processes: int) -> None:
-        sides: dict[str, Callable[[], float]] = {
-            f"raw SQL, claim + finish in one statement, batch {BATCH}": lambda: raw.drain_rate(url, runs, BATCH),
-            f"sync, {processes} isolated processes": lambda: drain.drain_rate(
-                url, runs, "testproject.bench.tasks.noop", processes
-            ),
-            "async, one event loop": lambda: drain.drain_rate(url, runs, "testproject.bench.tasks.anoop", 1),
-        }
-        rates: dict[str, list[float]] = {side: [] for side in sides}
-        for _ in range(rounds):
-            for side, measure in sides.items():
-                rates[side].append(measure())
-        limit = statistics.median(next(iter(rates.values())))
-        self.stdout.write(f"Drain of {runs} empty runs, median of {rounds} rounds by turns, runs/s:")
-        for side, found in rates.items():
-            median = statistics.median(found)
-            spread = f"{min(found):,.0f} … {max(found):,.0f}"
-            self.stdout.write(f"  {side:55} {median:8,.0f}   {median / limit:5.2f} of raw   ({spread})")
-
-    def _latency(self, url: str, samples: int) -> None:
-        ours, bare = latency.measure(url, samples)
-        self.stdout.write(f"Latency, idle, {samples} samples by turns, ms:")
-        for side, found in (
-            ("bare insert + NOTIFY until the listener wakes", bare),
-            ("before .delay() until the body", ours),
-        ):
-            p50, p99 = statistics.median(found), statistics.quantiles(found, n=100)[98]
-            ratio = p50 / statistics.median(bare)
-            self.stdout.write(f"  {side:55} p50 {p50:6.2f}   p99 {p99:6.2f}   {ratio:5.2f} of bare at p50")
+            rounds = options["rounds"] or (2 if options["quick"] else 5)
+            try:
+                with psycopg.connect(server.url, autocommit=True) as sql:
+                    yield Ground(server, server.url, sql, options["quick"], rounds, options["processes"])
+            finally:
+                connection.close()
