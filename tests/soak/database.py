@@ -21,7 +21,9 @@ UNFINISHED = """
     WHERE finished_at IS NULL AND coalesce(run_after < clock_timestamp() + interval '1 hour', true)
 """
 SESSIONS = """
-    SELECT pid || ' ' || application_name || ' ' || state || ' ' || left(query, 100) FROM pg_stat_activity
+    SELECT format('%s of %s, port %s, since %s: %s, %s', pid, application_name, client_port, backend_start, state,
+                  left(query, 100))
+    FROM pg_stat_activity
     WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
 """
 

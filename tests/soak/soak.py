@@ -28,6 +28,7 @@ TICK_SECONDS = 0.05
 LOOK_SECONDS = 0.5
 # Retries wait for 8 s at most, a lease for its expiry and a sweep: who does nothing for so long will never go on.
 STALLED_SECONDS = 60.0
+START_SECONDS = 120.0
 END_SECONDS = 60.0
 GONE_SECONDS = 10.0
 
@@ -58,8 +59,7 @@ class Soak:
         """Do it all; leaves nothing running, whatever happens."""
         left: list[str] = []
         try:
-            for name in FLEET:
-                self.fleet.start(name)
+            self._start()
             with self._at_work():
                 self._make_trouble()
             self.timeline.say("all is healed, and nothing new is enqueued")
@@ -73,6 +73,16 @@ class Soak:
             for dispatcher in self.fleet.all:
                 dispatcher.remains()
             self._relay.close()
+
+    def _start(self) -> None:
+        for name in FLEET:
+            self.fleet.start(name)
+        deadline = time.monotonic() + START_SECONDS
+        while not all("Ready:" in dispatcher.log for dispatcher in self.fleet.all):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"The dispatchers did not start within {START_SECONDS:g} s.")
+            time.sleep(TICK_SECONDS)
+        self.timeline.say("everybody is at work")
 
     @contextlib.contextmanager
     def _at_work(self) -> Iterator[None]:

@@ -34,7 +34,7 @@ class Steering(threading.Thread):
         """Steer until stopped."""
         try:
             while not self._is_over.wait(self._dice.expovariate(1 / PAUSE_SECONDS)):
-                verb = self._dice.choices([self._cancel, self._run_again, self._delete], [6, 2, 2])[0]
+                verb = self._dice.choices([self._cancel_some, self._run_one_again, self._delete_some], [6, 2, 2])[0]
                 try:
                     verb()
                 except DatabaseError:
@@ -45,12 +45,12 @@ class Steering(threading.Thread):
         finally:
             connections.close_all()
 
-    def _cancel(self) -> None:
+    def _cancel_some(self) -> None:
         ids = self._pick(is_final=False, count=self._dice.choice([1, 1, 1, 5]))
         self.asked["cancel"].update(ids)
         cancel_many(ids)
 
-    def _run_again(self) -> None:
+    def _run_one_again(self) -> None:
         for run_id in self._pick(is_final=True, count=1):
             self.asked["rerun"].add(run_id)
             try:
@@ -58,7 +58,7 @@ class Steering(threading.Thread):
             except InvalidOption:
                 continue  # pruned meanwhile
 
-    def _delete(self) -> None:
+    def _delete_some(self) -> None:
         ids = self._pick(is_final=True, count=3)
         self.asked["delete"].update(ids)
         Run.objects.filter(pk__in=ids, status__in=FINAL).delete()
