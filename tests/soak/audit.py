@@ -1,7 +1,7 @@
 """What must be true when it is over: rules, each a function of a run's case or of the whole evidence. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +9,7 @@ from .evidence import Change, Evidence, Start
 from .plan import MAX_INTERRUPTIONS
 
 FINAL = ("SUCCESSFUL", "FAILED", "CANCELLED")
-EDGES = {
+EDGES: Mapping[str | None, Sequence[str | None]] = {
     None: ("READY", "SCHEDULED"),
     "SCHEDULED": ("READY", "CANCELLED"),
     "READY": ("RUNNING", "CANCELLED"),
@@ -115,7 +115,7 @@ def _enqueues_are_runs(evidence: Evidence) -> Iterator[Violation]:
     """Every committed enqueue is one run, every one that was rolled back is none; a transaction is all or nothing."""
     rule = "enqueues are runs"
     inserted = Counter(change.key for change in evidence.changes if change.old_status is None and not change.rerun_of)
-    known = set()
+    known: set[str | None] = set()
     for enqueue in evidence.enqueues:
         known.update(enqueue.keys)
         counts = {inserted[key] for key in enqueue.keys}
@@ -182,7 +182,8 @@ def _a_body_lives_within_its_claim(case: Case) -> Iterator[str]:
             yield f"a body began in epoch {start.epoch}, in which nobody claimed it"
             continue
         if start.at < claim.at - CLOCK_SECONDS or start.attempt != claim.attempt:
-            yield f"attempt {start.attempt} began at {start.at:.6f}; it was claimed at {claim.at:.6f} as {claim.attempt}"
+            claimed = f"it was claimed at {claim.at:.6f} as {claim.attempt}"
+            yield f"attempt {start.attempt} began at {start.at:.6f}; {claimed}"
         late = start.seen_at - claim.ended_at
         if late > CLOCK_SECONDS and not case.is_excused(start, claim, start.seen_at):
             yield f"the body of epoch {start.epoch} lived {late:.3f} s longer than its claim"
@@ -230,7 +231,8 @@ def _the_ending_is_what_the_body_did(case: Case) -> Iterator[str]:
     if ending.status == "SUCCESSFUL":
         start = next((start for start in case.starts if start.epoch == ending.epoch), None)
         if start is None or start.how != "returned":
-            yield f"SUCCESSFUL in epoch {ending.epoch}, whose body {start.how or 'was killed' if start else 'never began'}"
+            how = (start.how or "was killed") if start else "never began"
+            yield f"SUCCESSFUL in epoch {ending.epoch}, whose body {how}"
         elif _as_stored(start.value) != ending.result:
             yield f"its result is {ending.result!r:.80}; its body returned {start.value!r:.80}"
         elif ending.task.endswith(".holds") and (case.run_id, ending.epoch) not in {
@@ -258,7 +260,9 @@ def _it_has_ended_or_may_wait(case: Case) -> Iterator[str]:
     status = case.evidence.rows.get(case.run_id)
     if last is None or last.status != status:
         yield f"in the table it is {status}; its last change made it {last and last.status}"
-    elif status is not None and status not in FINAL and not (last.run_after and last.run_after > case.evidence.ended_at):
+    elif (
+        status is not None and status not in FINAL and not (last.run_after and last.run_after > case.evidence.ended_at)
+    ):
         yield f"it is {status} for ever"
 
 
@@ -269,9 +273,11 @@ def _what_a_body_commits_it_commits_alive(case: Case) -> Iterator[str]:
         claim, start = claims.get(effect.epoch), by_epoch.get(effect.epoch)
         if claim is None or start is None:
             yield f"epoch {effect.epoch} committed something, and never began"
-        elif effect.committed_at > claim.ended_at + (CLOCK_SECONDS if start.how else STATEMENT_SECONDS):
-            if not case.is_excused(start, claim, effect.committed_at):
-                yield f"epoch {effect.epoch} committed {effect.committed_at - claim.ended_at:.3f} s after its claim ended"
+            continue
+        late = effect.committed_at - claim.ended_at
+        allowed = CLOCK_SECONDS if start.how else STATEMENT_SECONDS
+        if late > allowed and not case.is_excused(start, claim, effect.committed_at):
+            yield f"epoch {effect.epoch} committed {late:.3f} s after its claim ended"
 
 
 def _it_came_after_its_transaction(case: Case) -> Iterator[str]:

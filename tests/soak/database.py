@@ -10,11 +10,13 @@ from .evidence import Change, Effect
 
 HISTORY = """
     SELECT extract(epoch FROM at)::float8 AS at, run_id, old_status, status, epoch, attempt, failures, interruptions,
-           lease_id::text AS lease, key, task, max_attempts, on_lost, extract(epoch FROM run_after)::float8 AS run_after,
-           result, errors, rerun_of, actor
+           lease_id::text AS lease, key, task, max_attempts, on_lost, result, errors, rerun_of, actor,
+           extract(epoch FROM run_after)::float8 AS run_after
     FROM soak_history ORDER BY id
 """
-EFFECTS = "SELECT run_id, epoch, extract(epoch FROM pg_xact_commit_timestamp(xmin))::float8 AS committed_at FROM soak_effect"
+EFFECTS = (
+    "SELECT run_id, epoch, extract(epoch FROM pg_xact_commit_timestamp(xmin))::float8 AS committed_at FROM soak_effect"
+)
 # What is due within the soak and has not ended.
 UNFINISHED = """
     SELECT count(*) FROM django_dispatch_run

@@ -1,4 +1,4 @@
-"""Do what the plan says: each fault by its kind, and what undoes it when its time is over. In the soak's main thread."""
+"""Do what the plan says: each fault by its kind, and what undoes it when its time is over. In the main thread."""
 
 import heapq
 import itertools
@@ -62,7 +62,7 @@ class Faults:
             case ["cut", role]:
                 return self._cut(role)
             case ["relay", verb]:
-                return self._disturb_relay(fault, verb)
+                self._disturb_relay(fault, verb)
             case ["database", "restarts", how]:
                 self._server.stop(MODES[how])
                 self._undo(fault, "database starts", self._start_database)

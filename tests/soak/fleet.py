@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -15,7 +16,12 @@ from .evidence import Frozen
 from .plan import FLEET, LEASE_TTL_SECONDS, MAX_INTERRUPTIONS
 
 RESTART_SECONDS = 0.5
-OPTIONS = {"processes": 2, "async_concurrency": 4, "lease_ttl": LEASE_TTL_SECONDS, "shutdown_timeout": 2}
+OPTIONS: dict[str, Any] = {
+    "processes": 2,
+    "async_concurrency": 4,
+    "lease_ttl": LEASE_TTL_SECONDS,
+    "shutdown_timeout": 2,
+}
 SETTINGS = {
     "CANCEL_GRACE": 1,
     "MAX_INTERRUPTIONS": MAX_INTERRUPTIONS,

@@ -63,7 +63,9 @@ class Entry:
             os.close(self._file)
 
     def _write(self, **facts: Any) -> None:
-        os.write(self._file, json.dumps({"epoch": self.epoch, "at": time.time()} | facts, default=repr).encode() + b"\n")
+        os.write(
+            self._file, json.dumps({"epoch": self.epoch, "at": time.time()} | facts, default=repr).encode() + b"\n"
+        )
 
 
 def recorded(body: Callable[..., T]) -> Callable[..., T]:

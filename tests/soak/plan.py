@@ -68,5 +68,5 @@ def _fault(dice: random.Random, at: float, kind: str) -> Fault:
         target = "relayed"
     elif kind.startswith(("cut", "database")):
         target = "all"
-    least, most = LASTING.get(kind.split()[0], (0.0, 0.0))
+    least, most = LASTING.get(kind.split(maxsplit=1)[0], (0.0, 0.0))
     return Fault(at, kind, target, dice.uniform(least, most) * LEASE_TTL_SECONDS, dice.random())

@@ -1,6 +1,7 @@
 """One soak: work and faults for so long, then healing, draining, ending, and the evidence of what was."""
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -50,6 +51,9 @@ class Soak:
         self._has_room = threading.Event()
         self._writers = [Writer(f"w{n}", seed, server.url, self._has_room.is_set) for n in range(WRITERS)]
         ledger.make(folder / "ledger")
+        logger = logging.getLogger("django_dispatch")
+        logger.addHandler(self.timeline)
+        logger.propagate = False
 
     @property
     def logs(self) -> list[Path]:
@@ -86,7 +90,7 @@ class Soak:
 
     @contextlib.contextmanager
     def _at_work(self) -> Iterator[None]:
-        threads = [*self._writers, self._steering]
+        threads: list[Writer | Steering] = [*self._writers, self._steering]
         for thread in threads:
             thread.start()
         try:
@@ -124,11 +128,8 @@ class Soak:
         newest, moved_at = 0, time.monotonic()
         while True:
             self.fleet.supervise()
-            unfinished, leases, latest = (
-                self._database.unfinished(),
-                self._database.leases(),
-                self._database.newest_change(),
-            )
+            unfinished, leases = self._database.unfinished(), self._database.leases()
+            latest = self._database.newest_change()
             if not unfinished and sorted(lease.split()[0] for lease in leases) == sorted(FLEET):
                 return []
             if latest != newest:

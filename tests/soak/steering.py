@@ -1,4 +1,4 @@
-"""What people do in the admin: cancel, run again, delete. A thread, from a seeded stream; it notes what it asked for."""
+"""What people do in the admin: cancel, run again, delete. A thread, from a seeded stream; it notes what it asks."""
 
 import random
 import threading

@@ -81,7 +81,7 @@ def failed(**facts: Any) -> Callable[[Evidence], Evidence]:
     )
 
 
-VIOLATIONS = {
+VIOLATIONS: dict[str, tuple[Callable[[Evidence], Evidence], str]] = {
     "an enqueue is dropped": (lambda e: replace(e, enqueues=[*e.enqueues, Enqueue(["w-9"], "committed")]), "0"),
     "an enqueue is doubled": (lambda e: replace(e, changes=[*e.changes, replace(e.changes[0], run_id=8)]), "'w-1': 2"),
     "an enqueue that was rolled back is there": (
@@ -219,7 +219,13 @@ def test_the_ledger_tells_what_bodies_did(tmp_path: Path, monkeypatch: pytest.Mo
     second.end("returned")
     one, two = read(tmp_path / "ledger")
     assert (one.epoch, one.how, one.overlaps, one.seen_at > one.at) == (1, "", (), True)
-    assert (two.epoch, two.how, two.value, two.overlaps, two.notes) == (2, "returned", "v", (1,), ("came before its row",))
+    assert (two.epoch, two.how, two.value, two.overlaps, two.notes) == (
+        2,
+        "returned",
+        "v",
+        (1,),
+        ("came before its row",),
+    )
 
     first.end("raised")
     third = _entry(3)
@@ -246,9 +252,7 @@ def test_a_process_is_dead_when_it_is_another_one(tmp_path: Path) -> None:
 def _entry(epoch: int) -> Entry:
     from django_dispatch import TaskContext
 
-    return Entry(
-        TaskContext(run_id=ID, epoch=epoch, attempt=epoch, worker_id="", report=None, is_stopping=None)
-    )
+    return Entry(TaskContext(run_id=ID, epoch=epoch, attempt=epoch, worker_id="", report=None, is_stopping=None))
 
 
 # the plan

@@ -1,5 +1,6 @@
 """What was done and what was seen, merged by time: the faults, and what the dispatchers logged about them."""
 
+import logging
 import re
 import time
 from collections import Counter
@@ -27,30 +28,41 @@ class Event:
     count: int = 1
 
 
-class Timeline:
-    """Collects what the soak itself does; ``say(text)`` notes it now."""
+class Timeline(logging.Handler):
+    """Collects what the soak itself does (``say(text)`` notes it now), and what the product logs in its process."""
 
     def __init__(self) -> None:
+        super().__init__(logging.WARNING)
         self.began_at = time.time()
-        self.events: list[Event] = []
+        self._done: list[Event] = []
+        self._logged: list[Event] = []
 
     def say(self, text: str) -> None:
-        self.events.append(Event(time.time(), "SOAK", text))
+        self._done.append(Event(time.time(), "SOAK", text))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take a record of the writers' threads."""
+        self._logged.append(Event(record.created, "writers", f"{record.levelname} {record.getMessage()}"))
 
     def lines(self, logs: Iterable[Path]) -> Iterator[str]:
         """Return all in the order of time, a line each, seconds from the beginning first."""
         seen = [event for log in logs for event in events_of(log)]
-        for event in sorted([*self.events, *seen], key=lambda event: event.at):
+        for event in sorted([*self._done, *together(self._logged), *seen], key=lambda event: event.at):
             times = f" (x {event.count})" if event.count > 1 else ""
             yield f"{event.at - self.began_at:8.2f}  {event.who:12} {event.text}{times}"
 
 
 def events_of(log: Path) -> list[Event]:
-    """Return what a dispatcher's log tells of trouble. Lines of one kind, soon after each other, are one event."""
+    """Return what a dispatcher's log tells of trouble."""
     who = log.stem.partition("-")[2]
+    return together(filter(None, (_event(line, who) for line in log.read_text(errors="replace").splitlines())))
+
+
+def together(all_events: Iterable[Event]) -> list[Event]:
+    """Make one event of those of one kind, soon after each other."""
     events: list[Event] = []
     newest: dict[str, int] = {}
-    for event in filter(None, (_event(line, who) for line in log.read_text(errors="replace").splitlines())):
+    for event in all_events:
         kind = VARIES.sub("#", event.text)
         place = newest.get(kind)
         if place is not None and event.at - events[place].at < TOGETHER_SECONDS:

@@ -16,6 +16,7 @@ from . import tasks
 from .evidence import Enqueue, Fate
 
 PAUSE_SECONDS = 0.2
+TROUBLED_SECONDS = 0.5
 QUEUES = ("default", "mail", "reports", "a queue of many words")
 UNSERVED_SECONDS = 86_400
 CRASHES = ("segfault", "exit", "abort", "kill")
@@ -54,7 +55,8 @@ class Writer(threading.Thread):
             while not self._is_over.wait(self._dice.expovariate(1 / PAUSE_SECONDS)):
                 if self._has_room():
                     door = self._dice.choices(
-                        [self._one, self._one_with_options, self._transaction, self._many, self._by_sql], [6, 4, 4, 1, 2]
+                        [self._one, self._one_with_options, self._transaction, self._many, self._by_sql],
+                        [6, 4, 4, 1, 2],
                     )[0]
                     door()
         except BaseException as error:
@@ -164,4 +166,5 @@ class Writer(threading.Thread):
         except (DatabaseError, psycopg.Error):
             fate = "in doubt"
             connections.close_all()
+            self._is_over.wait(TROUBLED_SECONDS)
         self.enqueues.append(Enqueue(keys, fate))
