@@ -91,7 +91,7 @@ class Case:
 
 def audit(evidence: Evidence) -> list[Violation]:
     """Return every violation of every rule."""
-    found = [*_enqueues_are_runs(evidence), *_nothing_is_left(evidence)]
+    found = [*_something_was_done(evidence), *_enqueues_are_runs(evidence), *_nothing_is_left(evidence)]
     for case in cases_of(evidence).values():
         for rule in RULES:
             found += [Violation(rule.__name__.strip("_").replace("_", " "), text, case.run_id) for text in rule(case)]
@@ -109,6 +109,12 @@ def cases_of(evidence: Evidence) -> dict[int, Case]:
 
 
 # of the whole
+
+
+def _something_was_done(evidence: Evidence) -> Iterator[Violation]:
+    """Nothing is proved where nothing happened."""
+    if not any(enqueue.fate == "committed" for enqueue in evidence.enqueues) or not evidence.starts:
+        yield Violation("something was done", "nothing was enqueued, or no body began")
 
 
 def _enqueues_are_runs(evidence: Evidence) -> Iterator[Violation]:

@@ -69,7 +69,7 @@ class Faults:
             case [verb]:
                 signals = 2 if verb == "hurry" else 1
                 for _ in range(signals):
-                    stop([self._fleet.by_name[fault.target].pid], signal.SIGTERM)
+                    self._fleet.terminate(fault.target)
                     time.sleep(0.1)
         return None
 

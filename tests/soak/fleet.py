@@ -28,6 +28,8 @@ SETTINGS = {
     "RETENTION": {"SUCCESSFUL": 10, "CANCELLED": 15, "FAILED": 20},
 }
 MORE_DESCRIPTORS = 40
+# The patience, the grace, the last writes, and a freeze meanwhile.
+END_SECONDS = 60.0
 
 
 class Fleet:
@@ -38,11 +40,14 @@ class Fleet:
         self._relay = relay
         self._say = say
         self._ended_at: dict[str, float] = {}
+        self._told_at: dict[str, float] = {}
         self._baseline: dict[int, int] = {}
         self._frozen_since: dict[str, tuple[float, frozenset[int]]] = {}
         self.by_name: dict[str, Dispatcher] = {}
         self.frozen: list[Frozen] = []
         self.starts = 0
+        self.problems: list[str] = []
+        """What no dispatcher should have done, whatever was done to it."""
 
     @property
     def all(self) -> list[Dispatcher]:
@@ -62,17 +67,30 @@ class Fleet:
             **OPTIONS,
         )
 
+    def terminate(self, name: str) -> None:
+        """Tell one to end, as for a new release."""
+        stop([self.by_name[name].pid], signal.SIGTERM)
+        self._told_at.setdefault(name, time.monotonic())
+
     def supervise(self) -> None:
-        """Start again whoever ended, after a moment."""
+        """Start again whoever ended, after a moment; kill who was told to end and does not."""
         for name, dispatcher in self.by_name.items():
             if (code := dispatcher.poll()) is None:
-                self._ended_at.pop(name, None)
+                self._insist(name, dispatcher)
                 continue
+            self._told_at.pop(name, None)
             ended_at = self._ended_at.setdefault(name, time.monotonic())
             if ended_at + RESTART_SECONDS < time.monotonic():
                 del self._ended_at[name]
                 self._say(f"supervisor: {name} had ended with {code}; started again")
                 self.start(name)
+
+    def _insist(self, name: str, dispatcher: Dispatcher) -> None:
+        if self._told_at.get(name, time.monotonic()) < time.monotonic() - END_SECONDS:
+            self.problems.append(
+                f"dispatcher {name} ({dispatcher.pid}) did not end within {END_SECONDS:g} s of SIGTERM"
+            )
+            dispatcher.kill9()
 
     # frozen as a whole
 
@@ -106,27 +124,25 @@ class Fleet:
         for pid in self._long_lived():
             self._baseline.setdefault(pid, _descriptors(pid))
 
-    def leaks(self) -> list[str]:
-        """Return who has many more descriptors than it had."""
+    def look_for_leaks(self) -> None:
+        """Note who has many more descriptors than it had."""
         counts = [(pid, self._baseline.get(pid, 1 << 30), _descriptors(pid)) for pid in self._long_lived()]
-        return [
+        self.problems += [
             f"process {pid} had {first} descriptors and has {last}"
             for pid, first, last in counts
             if last > first + MORE_DESCRIPTORS
         ]
 
-    def end(self, seconds: float) -> list[str]:
-        """Tell all to end, and wait; return what did not go as it should."""
+    def end(self) -> None:
+        """Tell all to end, and wait."""
         for dispatcher in self.by_name.values():
             dispatcher.terminate()
-        deadline = time.monotonic() + seconds
-        problems = []
+        deadline = time.monotonic() + END_SECONDS
         for name, dispatcher in self.by_name.items():
             while (code := dispatcher.poll()) is None and time.monotonic() < deadline:
                 time.sleep(0.05)
             if code != 0:
-                problems.append(f"dispatcher {name} ({dispatcher.pid}) ended with {code} at its SIGTERM")
-        return problems
+                self.problems.append(f"dispatcher {name} ({dispatcher.pid}) ended with {code} at its SIGTERM")
 
     def _long_lived(self) -> list[int]:
         return [dispatcher.pid for dispatcher in self.by_name.values() if "Ready:" in dispatcher.log]

@@ -30,7 +30,6 @@ LOOK_SECONDS = 0.5
 # Retries wait for 8 s at most, a lease for its expiry and a sweep: who does nothing for so long will never go on.
 STALLED_SECONDS = 60.0
 START_SECONDS = 120.0
-END_SECONDS = 60.0
 GONE_SECONDS = 10.0
 
 
@@ -61,18 +60,17 @@ class Soak:
 
     def run(self) -> Evidence:
         """Do it all; leaves nothing running, whatever happens."""
-        left: list[str] = []
         try:
             self._start()
             with self._at_work():
                 self._make_trouble()
             self.timeline.say("all is healed, and nothing new is enqueued")
-            left += self._drain()
-            left += self.fleet.leaks()
+            left = self._drain()
+            self.fleet.look_for_leaks()
             self.timeline.say("everybody is told to end")
-            left += self.fleet.end(END_SECONDS)
+            self.fleet.end()
             left += self._left_behind()
-            return self._evidence(left)
+            return self._evidence([*self.fleet.problems, *left])
         finally:
             for dispatcher in self.fleet.all:
                 dispatcher.remains()

@@ -1,5 +1,7 @@
 """The audit of the soak finds each kind of violation, and nothing in a history where all is well."""
 
+import logging
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -7,10 +9,14 @@ from typing import Any
 
 import pytest
 
+from django_dispatch import TaskContext
+from testproject.logs import RunFormatter
+
 from .audit import audit
 from .evidence import Change, Effect, Enqueue, Evidence, Frozen, Start
 from .ledger import FOLDERS, Entry, born, is_dead, make, path_of, read, starts_of, unended
 from .plan import DECK, FLEET, plan
+from .timeline import events_of
 
 ID = 7
 RUNNING = {"epoch": 1, "attempt": 1, "lease": "A"}
@@ -93,6 +99,7 @@ VIOLATIONS: dict[str, tuple[Callable[[Evidence], Evidence], str]] = {
         "in doubt has as many",
     ),
     "a run comes from nowhere": (lambda e: replace(e, enqueues=[]), "nobody enqueued 'w-1'"),
+    "nothing happened": (lambda e: Evidence(), "no body began"),
     "a lease is left": (lambda e: replace(e, left_behind=["lease a"]), "nothing is left: lease a"),
     "a final status changes": (
         with_more(change(7.0, "SUCCESSFUL", "FAILED", **AGAIN), row="FAILED"),
@@ -241,8 +248,6 @@ def test_a_doubled_start_in_the_ledger_is_seen() -> None:
 
 
 def test_a_process_is_dead_when_it_is_another_one(tmp_path: Path) -> None:
-    import os
-
     pid = os.getpid()
     assert not is_dead(pid, born(pid))
     assert is_dead(pid, born(pid) + 1)
@@ -250,9 +255,27 @@ def test_a_process_is_dead_when_it_is_another_one(tmp_path: Path) -> None:
 
 
 def _entry(epoch: int) -> Entry:
-    from django_dispatch import TaskContext
-
     return Entry(TaskContext(run_id=ID, epoch=epoch, attempt=epoch, worker_id="", report=None, is_stopping=None))
+
+
+# the timeline
+
+
+def test_the_timeline_has_what_dispatchers_log_of_trouble_and_no_more(tmp_path: Path) -> None:
+    lease = "5c659651-5fb5-4f2d-a032-fab0e8416a11"
+    texts = [
+        (logging.INFO, "Run 1 shop.tasks.add SUCCESSFUL: returned after 0.001 s (attempt 1)."),
+        (logging.WARNING, "Run 2 shop.tasks.add SCHEDULED: raised after 0.001 s (attempt 1)."),
+        (logging.WARNING, f"Run 3 (shop.tasks.add) is reclaimed from lease {lease}: READY."),
+        (logging.WARNING, f"Run 4 (shop.tasks.mul) is reclaimed from lease {lease}: READY."),
+        (logging.ERROR, f"Lease {lease} is lost: it expired."),
+    ]
+    log = tmp_path / "dispatcher-1-a.log"
+    records = [logging.LogRecord("django_dispatch.x", level, "", 1, text, None, None) for level, text in texts]
+    log.write_text("a banner\n" + "\n".join(map(RunFormatter().format, records)))
+    reclaimed, lost = events_of(log)
+    assert (reclaimed.text, reclaimed.count) == (f"WARNING reclaimed from lease {lease}: READY", 2)
+    assert (lost.text, lost.who) == (f"ERROR Lease {lease} is lost: it expired.", "1-a")
 
 
 # the plan
