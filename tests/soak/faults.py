@@ -105,11 +105,12 @@ class Faults:
 
     def _disturb_relay(self, fault: Fault, verb: str) -> None:
         {"swallows": self._relay.swallow, "holds": self._relay.hold, "refuses": self._relay.refuse}[verb]()
-        self._undo(fault, "relay forwards", self._forward)
+        self._undo(fault, "relay forwards", lambda: self._forward(verb))
 
-    def _forward(self) -> None:
+    def _forward(self, after: str) -> None:
         self._relay.forward()
-        self._relay.cut()  # those whose bytes were swallowed would stay deaf
+        if after == "swallows":
+            self._relay.cut()  # its links would stay deaf; what was held comes late, and goes on
 
     def _start_database(self) -> None:
         self._server.start()
