@@ -20,6 +20,8 @@ FAILURES = ("exception", "timeout", "result")
 INTERRUPTIONS = ("lost", "unknown_task")
 # The clock of bodies and of the database is one, read in microseconds.
 CLOCK_SECONDS = 0.001
+# From a claim's look at its lease to the trigger's.
+LATE_LOOK_SECONDS = 1.0
 # A family that stood still as a whole, and goes on: by when its zygote has surely ended its bodies.
 THAW_SECONDS = 5.0
 # A killed body's statement: by when PostgreSQL has surely noticed.
@@ -179,6 +181,13 @@ def _whoever_ended_it_was_asked_to(case: Case) -> Iterator[str]:
             yield f"nobody wanted {change.rerun_of} to be run again"
 
 
+def _a_claim_has_a_live_lease(case: Case) -> Iterator[str]:
+    """By the database's clock; the trigger looks when the claim has been made, a moment after the claim has looked."""
+    for change in case.changes:
+        if change.status == "RUNNING" and (change.lease_left is None or change.lease_left < -LATE_LOOK_SECONDS):
+            yield f"epoch {change.epoch} was claimed under a lease that had {change.lease_left} s left"
+
+
 def _a_body_lives_within_its_claim(case: Case) -> Iterator[str]:
     """A body begins after its claim and is dead when that ends, however it ends: so it never meets its successor."""
     claims = case.claims()
@@ -295,6 +304,7 @@ def _it_came_after_its_transaction(case: Case) -> Iterator[str]:
 RULES = (
     _every_change_is_allowed,
     _whoever_ended_it_was_asked_to,
+    _a_claim_has_a_live_lease,
     _a_body_lives_within_its_claim,
     _no_two_bodies_at_once,
     _only_what_was_interrupted_is_repeated,

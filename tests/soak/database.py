@@ -10,7 +10,7 @@ from .evidence import Change, Effect
 
 HISTORY = """
     SELECT extract(epoch FROM at)::float8 AS at, run_id, old_status, status, epoch, attempt, failures, interruptions,
-           lease_id::text AS lease, key, task, max_attempts, on_lost, result, errors, rerun_of, actor,
+           lease_id::text AS lease, lease_left, key, task, max_attempts, on_lost, result, errors, rerun_of, actor,
            extract(epoch FROM run_after)::float8 AS run_after
     FROM soak_history ORDER BY id
 """

@@ -46,6 +46,8 @@ class Change:
     failures: int = 0
     interruptions: int = 0
     lease: str | None = None
+    lease_left: float | None = None
+    """How many seconds its lease was to live then, if there was one."""
     key: str | None = None
     task: str = ""
     max_attempts: int | None = None

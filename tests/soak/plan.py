@@ -24,7 +24,7 @@ DECK = (
     "freeze family",
     *[f"cut {role}" for role in ROLES],
     "relay swallows",
-    "relay holds",
+    *["relay holds"] * 2,
     "relay refuses",
     "database restarts fast",
     "database restarts immediately",

@@ -19,7 +19,7 @@ from .plan import DECK, FLEET, plan
 from .timeline import events_of
 
 ID = 7
-RUNNING = {"epoch": 1, "attempt": 1, "lease": "A"}
+RUNNING = {"epoch": 1, "attempt": 1, "lease": "A", "lease_left": 3.0}
 LOST_ONCE = {"epoch": 1, "attempt": 1, "interruptions": 1, "errors": [(1, "lost")]}
 AGAIN = {"epoch": 2, "attempt": 2, "interruptions": 1, "errors": [(1, "lost")]}
 
@@ -40,7 +40,7 @@ def good() -> Evidence:
             change(1.0, None, "READY"),
             change(1.9, "READY", "RUNNING", **RUNNING),
             change(4.0, "RUNNING", "READY", **LOST_ONCE),
-            change(5.0, "READY", "RUNNING", **AGAIN, lease="B"),
+            change(5.0, "READY", "RUNNING", **AGAIN, lease="B", lease_left=3.0),
             change(6.0, "RUNNING", "SUCCESSFUL", **AGAIN, result="a\\u0000b"),
         ],
         effects=[Effect(ID, 2, committed_at=5.8)],
@@ -123,6 +123,8 @@ VIOLATIONS: dict[str, tuple[Callable[[Evidence], Evidence], str]] = {
         "'x' deleted it",
     ),
     "nobody wanted it run again": (with_change(0, rerun_of=3), "nobody wanted 3"),
+    "a claim under a lease that had expired": (with_change(1, lease_left=-2.0), "that had -2.0 s left"),
+    "a claim under no lease at all": (with_change(1, lease_left=None), "that had None s left"),
     "a body that nobody claimed": (with_start(0, epoch=4), "in which nobody claimed it"),
     "a body before its claim": (with_start(0, at=1.8), "began at 1.8"),
     "a body after its claim was given to another": (with_start(0, seen_at=4.1), "lived 0.100 s longer"),

@@ -12,6 +12,7 @@ CREATE TABLE soak_history (
   old_status text,
   status text,
   lease_id uuid,
+  lease_left float8,
   epoch int NOT NULL,
   attempt int NOT NULL,
   failures int NOT NULL,
@@ -30,11 +31,13 @@ CREATE FUNCTION soak_remember() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
   r django_dispatch_run := coalesce(NEW, OLD);
 BEGIN
-  INSERT INTO soak_history (run_id, key, task, old_status, status, lease_id, epoch, attempt, failures, interruptions,
-                            max_attempts, on_lost, run_after, result, errors, rerun_of)
+  INSERT INTO soak_history (run_id, key, task, old_status, status, lease_id, lease_left, epoch, attempt, failures,
+                            interruptions, max_attempts, on_lost, run_after, result, errors, rerun_of)
   VALUES (r.id, r.args->>0, r.task, CASE WHEN TG_OP <> 'INSERT' THEN OLD.status END,
-          CASE WHEN TG_OP <> 'DELETE' THEN NEW.status END, r.lease_id, r.epoch, r.attempt, r.failures, r.interruptions,
-          r.max_attempts, r.on_lost, r.run_after,
+          CASE WHEN TG_OP <> 'DELETE' THEN NEW.status END, r.lease_id,
+          (SELECT extract(epoch FROM l.expires_at - clock_timestamp()) FROM django_dispatch_lease l
+           WHERE l.id = r.lease_id),
+          r.epoch, r.attempt, r.failures, r.interruptions, r.max_attempts, r.on_lost, r.run_after,
           CASE WHEN r.finished_at IS NOT NULL AND TG_OP = 'UPDATE' THEN r.result END,
           CASE WHEN TG_OP = 'UPDATE' THEN
             (SELECT jsonb_agg(jsonb_build_array(e->'attempt', e->'kind')) FROM jsonb_array_elements(r.errors) AS e) END,
