@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .evidence import Change, Evidence, Start
-from .plan import MAX_INTERRUPTIONS
+from .plan import LEASE_TTL_SECONDS, MAX_INTERRUPTIONS
 
 FINAL = ("SUCCESSFUL", "FAILED", "CANCELLED")
 EDGES: Mapping[str | None, Sequence[str | None]] = {
@@ -20,8 +20,8 @@ FAILURES = ("exception", "timeout", "result")
 INTERRUPTIONS = ("lost", "unknown_task")
 # The clock of bodies and of the database is one, read in microseconds.
 CLOCK_SECONDS = 0.001
-# From a claim's look at its lease to the trigger's.
-LATE_LOOK_SECONDS = 1.0
+# From a claim's look at its lease to the trigger's: no statement of a dispatcher's takes longer than half a lease.
+LATE_LOOK_SECONDS = LEASE_TTL_SECONDS / 2
 # A family that stood still as a whole, and goes on: by when its zygote has surely ended its bodies.
 THAW_SECONDS = 5.0
 # A killed body's statement: by when PostgreSQL has surely noticed.
