@@ -1,5 +1,6 @@
 # make demo    a shop with live background work on http://127.0.0.1:8000, all of it in this folder
 # make test    the whole test suite on a PostgreSQL of its own; PYTEST_ARGS="-k lease -x" passes options through
+# make soak    random work and random faults for a minute, and an audit; SOAK=3600 for an hour, SEED=… for a schedule again
 # make lint    style, types and layers
 # make bench   speed, cost and growth beside what plain SQL reaches, half an hour; BENCH_ARGS="--quick" is a glance
 #
@@ -9,14 +10,20 @@ PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+SOAK ?= 60
+SEED ?=
+export SOAK SEED
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test soak lint bench clean
 
 demo: $(VENV)/demo.installed
 	@exec $(VENV)/bin/python -m testproject.demo
 
 test: $(VENV)/test.installed
 	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+
+soak: $(VENV)/test.installed
+	@exec $(VENV)/bin/python -m tests.soak
 
 lint: $(VENV)/dev.installed
 	$(VENV)/bin/ruff check .

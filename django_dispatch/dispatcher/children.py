@@ -82,7 +82,7 @@ class Children:
 
     def fill(self) -> None:
         """Have the pool start what it is missing, if a zygote is there and bodies may run."""
-        if self._zygote is not None and self._is_ready and self._may_fill():
+        if self._zygote is not None and self._is_ready and self._may_fill() and not self._is_closing:
             self._pool.fill(self._zygote)
 
     def look_at_zygote(self) -> None:

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..executors.fence import Board
@@ -66,8 +66,7 @@ class ZygoteProcess:
     def spawn(self, executor: int, *, kind: Kind, slot: int, descriptors: tuple[int, int]) -> None:
         """Fork an executor that takes tickets from the first descriptor, and talks on the second."""
         order = {"order": "spawn", "executor": executor, "kind": kind, "slot": slot}
-        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
-        self._orders.sendmsg([json.dumps(order).encode()], ancillary)
+        self._order(order, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))])
 
     def signal(self, executor: int, number: signal.Signals) -> None:
         """Send a signal to an executor, if it still lives."""
@@ -85,9 +84,10 @@ class ZygoteProcess:
         """Kill the zygote itself; the kernel then kills its executors."""
         self._process.kill()
 
-    def _order(self, order: dict[str, Any]) -> None:
+    def _order(self, order: dict[str, Any], ancillary: Sequence[tuple[int, int, Any]] = ()) -> None:
+        """Send an order; if the zygote is dead, its executors are settled when that is seen."""
         try:
-            self._orders.send(json.dumps(order).encode())
+            self._orders.sendmsg([json.dumps(order).encode()], ancillary)
         except OSError as error:
             logger.warning("The zygote does not take orders: %s", error)
 

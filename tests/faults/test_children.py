@@ -13,6 +13,7 @@ import pytest
 
 from django_dispatch.dispatcher.backoff import Backoff
 from django_dispatch.dispatcher.executor import Executor
+from django_dispatch.dispatcher.process import start_time
 from django_dispatch.dispatcher.zygote import ZygoteProcess
 from django_dispatch.executors.fence import Board
 from django_dispatch.messages import Kind
@@ -59,19 +60,7 @@ async def _kill_at_birth(children: int) -> list[int]:
                 all_dead.set()
 
     board = Board.create(slots=children)
-    config = {
-        "dispatcher_pid": os.getpid(),
-        "node": "test",
-        "board": board.descriptor,
-        "slots": board.slots,
-        "verbosity": 1,
-        "sys_path": sys.path,
-        "async_concurrency": 1,
-        "connection_check_seconds": 1,
-        "connection_silence_seconds": 1,
-        "limits": {"max_runs": None, "max_age_seconds": None, "max_memory_mb": None},
-    }
-    zygote = ZygoteProcess(config, board, boot_mark="test", on_news=on_news, on_gone=lambda _: gone.set())
+    zygote = ZygoteProcess(_config(board), board, boot_mark="test", on_news=on_news, on_gone=lambda _: gone.set())
     async with asyncio.timeout(30):
         await ready.wait()
     executors = []
@@ -89,6 +78,43 @@ async def _kill_at_birth(children: int) -> list[int]:
     for executor in executors:
         executor.close()
     return statuses
+
+
+def test_an_order_to_a_dead_zygote_disturbs_nobody(database_url: str) -> None:
+    """It may be dead and the dispatcher not have seen it yet: what was to be started is settled when it does."""
+    asyncio.run(_order_from_the_dead())
+
+
+async def _order_from_the_dead() -> None:
+    ready, gone = asyncio.Event(), asyncio.Event()
+    board = Board.create(slots=1)
+    zygote = ZygoteProcess(
+        _config(board), board, boot_mark="test", on_news=lambda *_: ready.set(), on_gone=lambda _: gone.set()
+    )
+    async with asyncio.timeout(30):
+        await ready.wait()
+    zygote.destroy()
+    wait_for(lambda: not start_time(zygote.pid), what="the zygote dead")
+    executor = Executor(1, Kind.SYNC, 0, 1, 0.0, asyncio.get_running_loop())
+    zygote.spawn(1, kind=Kind.SYNC, slot=0, descriptors=executor.descriptors)
+    async with asyncio.timeout(5):
+        await gone.wait()
+    executor.close()
+
+
+def _config(board: Board) -> dict[str, Any]:
+    return {
+        "dispatcher_pid": os.getpid(),
+        "node": "test",
+        "board": board.descriptor,
+        "slots": board.slots,
+        "verbosity": 1,
+        "sys_path": sys.path,
+        "async_concurrency": 1,
+        "connection_check_seconds": 1,
+        "connection_silence_seconds": 1,
+        "limits": {"max_runs": None, "max_age_seconds": None, "max_memory_mb": None},
+    }
 
 
 @pytest.mark.parametrize(

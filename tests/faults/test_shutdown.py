@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,3 +143,16 @@ def test_a_bounded_dispatcher_ends_by_itself(kit: Kit) -> None:
     assert kit.dispatchers("burst", is_awaited=False, burst=True).exit_code() == 0
     assert statuses(runs) == ["SUCCESSFUL"] * 7
     assert not Lease.objects.exists()
+
+
+def test_a_project_that_is_imported_when_the_end_has_come_starts_nothing(kit: Kit, tmp_path: Path) -> None:
+    sabotage = tmp_path / "sabotage"
+    sabotage.write_text("zygote wait")
+    a = kit.dispatchers("a", is_awaited=False)
+    wait_for(lambda: (tmp_path / "sabotaged").exists() and a.lease_id, what="a zygote that imports, and a lease")
+    a.terminate()
+    wait_for(lambda: not Lease.objects.exists(), what="the lease surrendered")
+    sabotage.unlink()
+    assert_nothing_left_behind(a)
+    assert "Ready:" in a.log
+    assert "Traceback" not in a.log

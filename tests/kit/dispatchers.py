@@ -105,10 +105,14 @@ class Dispatcher:
         self._process.kill()
         self._process.wait()
 
+    def poll(self) -> int | None:
+        """Return its exit code if it has ended."""
+        return self._process.poll()
+
     def exit_code(self, seconds: float = 30) -> int:
         """Wait until it has ended; return its exit code."""
         __tracebackhide__ = True
-        code = wait_for(lambda: (self._process.poll(),) if self._process.poll() is not None else None, seconds)
+        code = wait_for(lambda: (self.poll(),) if self.poll() is not None else None, seconds)
         assert code is not None
         assert code[0] is not None
         return code[0]

@@ -1,7 +1,7 @@
 """Ways in which a project's own start-up code breaks a zygote or its executors, while a file says so.
 
 The file ``sabotage`` in the kit's folder holds ``<where> <how>``: where is ``zygote`` or ``executor``, how is one of
-``raise``, ``hang``, ``segfault`` and ``exit``. Without the file, all is well.
+``raise``, ``hang``, ``wait`` (until the file is gone), ``segfault`` and ``exit``. Without the file, all is well.
 The file ``sabotaged`` beside it gets a line for each time, with the moment.
 """
 
@@ -41,6 +41,9 @@ def _break(place: str) -> None:
             raise RuntimeError("the project does not start")
         case "hang":
             threading.Event().wait()
+        case "wait":
+            while (Path(os.environ["KIT_DIR"]) / FILE).exists():
+                time.sleep(0.01)
         case "segfault":
             ctypes.string_at(0)
         case "exit":
