@@ -201,7 +201,7 @@ class Pool:
     # reports
 
     def _read(self, executor: Executor) -> None:
-        had_outcome = executor.is_blocked = False
+        had_outcome = False
         for message in executor.read():
             if isinstance(message, Outcome):
                 had_outcome = True

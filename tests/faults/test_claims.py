@@ -99,7 +99,7 @@ def test_a_blocked_event_loop_keeps_no_runs_from_others(kit: Kit) -> None:
     a = kit.dispatchers("a", queues="default,a", async_concurrency=4)
     blocking = tasks.blocks.apply_async(("work",), queue="a")
     kit.gate.wait_until_reached("work")
-    runs = tasks.anote.delay_many([(n,) for n in range(3)])
+    runs = tasks.anote.delay_many([(n,) for n in range(2)])
     a.wait_for_log("The event loop of executor")
     wait_for(lambda: set(statuses(runs)) == {"READY"}, what="all given back")
     kit.dispatchers("b", queues="default", async_concurrency=4)

@@ -67,18 +67,22 @@ def test_an_at_most_once_run_is_not_repeated_after_a_crash_or_a_timeout(kit: Kit
     assert [kit.ledger.starts(run) for run in (timed_out, crashed, repeated)] == [1, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_timeout_counts_from_the_start_of_the_body(kit: Kit) -> None:
     """A run that was claimed waits in vain for a frozen executor, longer than its timeout; its body gets all of it."""
     a = kit.dispatchers()
     wait_until_final(*tasks.sometimes_slow.delay_many([()] * 50))
     (executor,) = a.executor_pids
     kit.freeze(executor)
-    runs = [tasks.sometimes_slow.apply_async(timeout=0.5) for _ in range(3)]
+    runs = [tasks.sometimes_slow.apply_async(("work",), timeout=3) for _ in range(2)]
     for run in runs:
         wait_for_status(run, "RUNNING")
-    kit.sql.execute("SELECT pg_sleep(0.6)")
+    kit.sql.execute("SELECT pg_sleep(3.1)")
     kit.freeze.thaw(executor)
-    assert [(run.status, run.attempt, run.errors) for run in wait_until_final(*runs)] == [("SUCCESSFUL", 1, [])] * 3
+    kit.gate.wait_until_reached("work")
+    kit.sql.execute("SELECT pg_sleep(0.3)")  # the watch looks every 0.05 s
+    kit.gate.open("work")
+    assert [(run.status, run.attempt, run.errors) for run in wait_until_final(*runs)] == [("SUCCESSFUL", 1, [])] * 2
 
 
 def test_what_a_killed_executor_had_not_started_goes_back_without_an_attempt(kit: Kit) -> None:

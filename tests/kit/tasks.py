@@ -233,8 +233,9 @@ def raises(ctx: TaskContext, gate: str) -> None:
 
 @task(bind=True)
 async def blocks(ctx: TaskContext, gate: str) -> None:
-    """Wait at a gate without letting anybody else on the event loop."""
+    """Wait at a gate without letting anybody else on the event loop, which has turned a moment before."""
     with Entry(ctx) as entry:
+        await asyncio.sleep(0.3)
         entry.wait_at(gate)
 
 
