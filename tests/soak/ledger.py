@@ -128,6 +128,8 @@ def starts_of(run_id: int, text: bytes) -> Iterator[Start]:
     doubled = []
     for line in map(json.loads, text.splitlines()):
         epoch = line["epoch"]
+        if epoch not in found and line["event"] != "start":
+            continue  # it was told to stop before its first line
         match line["event"]:
             case "start":
                 facts = {"run_id": run_id, "epoch": epoch, "attempt": line["attempt"], "pid": line["pid"]}

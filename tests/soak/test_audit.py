@@ -249,6 +249,10 @@ def test_a_doubled_start_in_the_ledger_is_seen() -> None:
     assert unended(line)[0]["pid"] == 5
 
 
+def test_a_body_that_was_stopped_before_its_first_line_did_not_begin() -> None:
+    assert list(starts_of(7, b'{"epoch": 1, "at": 1.0, "event": "end", "how": "raised"}\n')) == []
+
+
 def test_a_process_is_dead_when_it_is_another_one(tmp_path: Path) -> None:
     pid = os.getpid()
     assert not is_dead(pid, born(pid))
