@@ -41,7 +41,6 @@ from .store_thread import StoreThread
 from .watch import Watch
 
 PROGRESS_SECONDS = 0.5
-LONGEST_FENCE_SECONDS = 0.25
 LONGEST_PROOF_SECONDS = 5.0
 
 logger = logging.getLogger("django_dispatch.dispatcher")
@@ -288,7 +287,7 @@ class Dispatcher:
         return {
             "poll": (self.settings.poll_interval_seconds, self._poll),
             "cancellations": (self.settings.poll_interval_seconds, self._look_for_cancellations),
-            "fence": (min(LONGEST_FENCE_SECONDS, self.settings.margin_seconds / 8), self._look_at_fence),
+            "fence": (self.children.look_seconds, self._look_at_fence),
         }
 
     async def _poll(self) -> None:
