@@ -1,23 +1,26 @@
 """The small parts of a dispatcher that decide something by themselves."""
 
 import asyncio
+import itertools
 import logging
 import signal
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.db import OperationalError
 
 from django_dispatch.dispatcher.backoff import Backoff
+from django_dispatch.dispatcher.claims import VAIN_LOOKS, VAIN_LOOKS_PER_SECOND, Claims
 from django_dispatch.dispatcher.durations import Durations
 from django_dispatch.dispatcher.housekeeping import Housekeeping
-from django_dispatch.dispatcher.pool import Pool
+from django_dispatch.dispatcher.pool import Pool, Room
 from django_dispatch.dispatcher.queues import Queues
 from django_dispatch.dispatcher.store_thread import StoreThread
 from django_dispatch.dispatcher.trouble import Trouble
 from django_dispatch.executors.fence import NEVER, Board, now_ns
 from django_dispatch.messages import Kind
-from django_dispatch.store.postgres import open_store
+from django_dispatch.store.postgres import open_exchanger, open_store
 
 # durations: who may be sent ahead
 
@@ -84,6 +87,15 @@ def test_served_queues_are_those_that_were_named_or_all_that_come_up() -> None:
 
 # the pool
 
+POOL: dict[str, Any] = {
+    "node": "test",
+    "processes": 2,
+    "async_concurrency": 0,
+    "claim_limit": 1,
+    "default_timeout_seconds": None,
+    **dict.fromkeys(("on_outcome", "on_progress", "on_room", "is_writing"), lambda *_: None),
+}
+
 
 class Births:
     """A zygote that only counts whom it was to fork."""
@@ -106,16 +118,7 @@ def test_nobody_is_born_while_the_deadline_is_past() -> None:
 
     async def main() -> None:
         board, zygote = Board.create(slots=4), Births()
-        nothing: dict[str, Any] = dict.fromkeys(("on_outcome", "on_progress", "on_room", "is_writing"), lambda *_: None)
-        pool = Pool(
-            board,
-            node="test",
-            processes=2,
-            async_concurrency=0,
-            claim_limit=1,
-            default_timeout_seconds=None,
-            **nothing,
-        )
+        pool = Pool(board, **POOL)
         board.raise_fence(bytes(16), now_ns() - 1)
         pool.fill(zygote)
         assert zygote.count == 0
@@ -127,6 +130,54 @@ def test_nobody_is_born_while_the_deadline_is_past() -> None:
             executor.close()
 
     asyncio.run(main())
+
+
+# claims
+
+
+class Roomy(Pool):
+    """There is always room for a run."""
+
+    def room(self) -> Room:
+        return Room(1)
+
+
+def test_a_flood_of_wakeups_is_no_flood_of_claims(database_url: str) -> None:
+    """Who is woken, finds nothing and is woken again has so many looks at once, and then so many a second."""
+    looks = VAIN_LOOKS + 50
+
+    async def main() -> float:
+        store = StoreThread(open_store("default", "test", statement_timeout_seconds=5), deadline_seconds=5)
+        exchanger = open_exchanger("default", "test", statement_timeout_seconds=5, deadline_seconds=5)
+        loop, ended, count = asyncio.get_running_loop(), asyncio.Event(), itertools.count(1)
+
+        def look_again() -> None:
+            if next(count) == looks:
+                ended.set()
+            claims.look()
+
+        claims = Claims(
+            exchanger,
+            store,
+            Roomy(Board.create(slots=1), **POOL),
+            queues=lambda: ["default"],
+            max_interruptions=1,
+            max_runs=None,
+            on_quiet=look_again,
+        )
+        claims.is_claiming = True
+        began = loop.time()
+        running = loop.create_task(claims.run())
+        claims.begin(uuid4())
+        async with asyncio.timeout(30):
+            await ended.wait()
+        running.cancel()
+        await asyncio.wait([running])
+        await exchanger.close()
+        await store.close()
+        return loop.time() - began
+
+    assert asyncio.run(main()) >= 49 / VAIN_LOOKS_PER_SECOND
 
 
 # housekeeping's timers

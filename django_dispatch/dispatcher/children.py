@@ -20,6 +20,7 @@ from .zygote import ZygoteProcess
 LONGEST_CHECK_SECONDS = 2.0  # how soon PostgreSQL ends the statement of a dead executor
 CLOSE_SECONDS = 3.0
 SHORTEST_STANDSTILL_SECONDS = 3.0
+LONGEST_LOOK_SECONDS = 0.25
 
 logger = logging.getLogger("django_dispatch.dispatcher")
 
@@ -50,7 +51,12 @@ class Children:
         self.boot_mark = uuid4().hex
         """In the environment of the zygote and all that descends from it, so that they are found when we are dead."""
         self._ready_timeout_seconds = settings.executor_ready_timeout_seconds
-        self._standstill_seconds = max(SHORTEST_STANDSTILL_SECONDS, settings.lease_ttl_seconds / 2)
+        self.look_seconds = min(LONGEST_LOOK_SECONDS, settings.margin_seconds / 8)
+        """How often look_at_zygote() is to be called."""
+        # In looks, for a machine that was suspended as a whole has not looked either.
+        self._most_looks = int(max(SHORTEST_STANDSTILL_SECONDS, settings.lease_ttl_seconds / 2) / self.look_seconds)
+        self._looks_at_same = 0
+        self._last_turn_ns = 0
         self._overdue_seconds = settings.margin_seconds / 4
         self._config = {
             "dispatcher_pid": os.getpid(),
@@ -89,12 +95,14 @@ class Children:
         """Replace a zygote that does nothing any more: the switch must work. Its executors are killed with it."""
         if self._zygote is None or not self._is_ready:
             return
-        now = now_ns()
-        still = (now - self._board.last_turn_ns()) / 1e9
+        now, turned = now_ns(), self._board.last_turn_ns()
+        self._looks_at_same = self._looks_at_same + 1 if turned == self._last_turn_ns else 0
+        self._last_turn_ns = turned
         overdue = (now - self._board.deadline_ns()) / 1e9
         if overdue > self._overdue_seconds and any(executor.is_ready for executor in self._pool.executors.values()):
             logger.error("The zygote has not killed what had to be dead %.1f s ago; it is killed, and they.", overdue)
-        elif still > self._standstill_seconds:
+        elif self._looks_at_same > self._most_looks:
+            still = (now - turned) / 1e9
             logger.error("The zygote has stood still for %.1f s; it is killed with its executors.", still)
         else:
             return

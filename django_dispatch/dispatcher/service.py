@@ -42,7 +42,6 @@ from .trouble import Trouble
 from .watch import Watch
 
 PROGRESS_SECONDS = 0.5
-LONGEST_FENCE_SECONDS = 0.25
 # By default a database that is back is in use again within ten seconds: a deadline and the longest pause.
 LONGEST_STATEMENT_SECONDS = 5.0
 LONGEST_CALL_SECONDS = 6.0
@@ -292,7 +291,7 @@ class Dispatcher:
         return {
             "poll": (self.settings.poll_interval_seconds, self._poll),
             "cancellations": (self.settings.poll_interval_seconds, self._look_for_cancellations),
-            "fence": (min(LONGEST_FENCE_SECONDS, self.settings.margin_seconds / 8), self._look_at_fence),
+            "fence": (self.children.look_seconds, self._look_at_fence),
         }
 
     async def _poll(self) -> None:

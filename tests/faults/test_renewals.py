@@ -31,8 +31,6 @@ LEFT = """
     FROM django_dispatch_lease WHERE id = %s
 """
 WAKE = "SELECT pg_notify('django_dispatch', 'ready:default')"
-# Every claim looks its lease up by the primary key; so does every renewal.
-LOOKS = "SELECT idx_scan FROM pg_stat_user_indexes WHERE indexrelname = 'django_dispatch_lease_pkey'"
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +47,6 @@ class Seen:
     lease: Lease
     left: list[float] = field(default_factory=list)
     expiries: list[float] = field(default_factory=list)
-    looks_per_second: float = 0.0
     wakeups_per_second: float = 0.0
 
 
@@ -77,7 +74,7 @@ def seen(
 
 def _flood(seen: Seen) -> None:
     """Send wakeups for which there is no run, and look at the lease in between."""
-    looks, began = _looks(seen.kit), time.monotonic()
+    began = time.monotonic()
     sent = 0
     while (now := time.monotonic()) < began + FLOOD_SECONDS:
         seen.kit.sql.execute(WAKE)
@@ -85,9 +82,7 @@ def _flood(seen: Seen) -> None:
         if sent % int(WAKEUPS_PER_SECOND * SAMPLE_SECONDS) == 0:
             _look_at_lease(seen)
         time.sleep(max(0.0, began + sent / WAKEUPS_PER_SECOND - now))
-    seconds = time.monotonic() - began
-    seen.wakeups_per_second = sent / seconds
-    seen.looks_per_second = (_looks(seen.kit) - looks) / seconds
+    seen.wakeups_per_second = sent / (time.monotonic() - began)
 
 
 def _sample(seen: Seen, *, until: float) -> None:
@@ -101,14 +96,6 @@ def _look_at_lease(seen: Seen) -> None:
     assert row, "the lease is there"
     seen.left.append(row[0])
     seen.expiries.append(row[1].timestamp())
-
-
-def _looks(kit: Kit) -> int:
-    """Return how many claims and renewals there were, once PostgreSQL has counted them."""
-    kit.sql.execute("SELECT pg_stat_clear_snapshot()")
-    row = kit.sql.execute(LOOKS).fetchone()
-    assert row
-    return int(row[0])
 
 
 def test_a_healthy_lease_is_never_half_gone(seen: Seen) -> None:
@@ -138,14 +125,9 @@ def test_nobody_is_reclaimed_for_its_age(seen: Seen) -> None:
     assert seen.a.lease_id == seen.lease.pk
 
 
-def test_a_flood_of_wakeups_is_no_flood_of_claims(seen: Seen) -> None:
-    """Beside the looks that find nothing there are three renewals a second of each of two, and their other steps."""
-    assert seen.wakeups_per_second > 150, "the flood was one"
-    assert seen.looks_per_second < 100
-
-
 def test_due_runs_start_on_time_in_a_flood(seen: Seen) -> None:
     """Housekeeping runs off its own timers."""
+    assert seen.wakeups_per_second > WAKEUPS_PER_SECOND / 2, "the flood was one"
     for number, run in enumerate(seen.due):
         (row,) = seen.kit.ledger.rows(run)
         assert 0 <= (row.started_at - run.enqueued_at).total_seconds() - (0.5 + number / 2) < 1.2 * POLL_SECONDS + 1
