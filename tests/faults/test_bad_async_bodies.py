@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from django_dispatch import Task, cancel
-from tests.kit import misdeeds, tasks
+from tests.kit import tasks
 from tests.kit.fixtures import Kit
+from tests.kit.loop_misdeeds import OnTheLoop
 from tests.kit.runs import fresh, wait_for_status, wait_until_final
 
 ENDS: dict[str, tuple[str, Any]] = {
@@ -40,7 +41,7 @@ def test_who_meddles_with_the_loop_is_alone_with_the_consequences(kit: Kit) -> N
     assert (after.status, after.result) == ("SUCCESSFUL", True), "not inside the transaction that was left"
     a.terminate()
     assert a.exit_code() == 0, "a task that was left behind keeps nobody from ending"
-    assert {name for name in vars(misdeeds.OnTheLoop) if not name.startswith("_")} == ENDS.keys()
+    assert {name for name in vars(OnTheLoop) if not name.startswith("_")} == ENDS.keys()
 
 
 @pytest.mark.slow

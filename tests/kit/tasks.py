@@ -15,7 +15,9 @@ from django.db import connection
 from django_dispatch import RunStopped, TaskContext, task
 
 from . import misdeeds
+from .found import what_is_found
 from .ledger import Entry
+from .loop_misdeeds import OnTheLoop
 from .oddities import AwfulThings
 
 
@@ -182,7 +184,7 @@ def misbehave_quickly(kind: str, name: str) -> Any:
 @task
 def look() -> tuple[int, dict[str, Any]]:
     """Return the process, and what a body finds in it."""
-    return os.getpid(), misdeeds.what_is_found()
+    return os.getpid(), what_is_found()
 
 
 @task(bind=True)
@@ -313,7 +315,7 @@ async def astubborn(ctx: TaskContext, gate: str) -> None:
 async def amisbehave(ctx: TaskContext, name: str) -> Any:
     """Do one of the misdeeds of async bodies."""
     with Entry(ctx):
-        return await getattr(misdeeds.OnTheLoop, name)()
+        return await getattr(OnTheLoop, name)()
 
 
 @task
