@@ -130,7 +130,7 @@ class Leaves:
 
     @staticmethod
     def alarm() -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        signal.setitimer(signal.ITIMER_REAL, 600)
 
     @staticmethod
     def timers() -> None:
