@@ -42,11 +42,12 @@ def is_none_left(assignment: Assignment) -> bool:
 
 def reap() -> bool:
     """Reap the children that have ended; return whether any lives on."""
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            if os.waitpid(-1, os.WNOHANG) == (0, 0):
-                return True
-    return False
+    try:
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            pass
+    except ChildProcessError:
+        return False
+    return True
 
 
 def pids() -> list[int]:

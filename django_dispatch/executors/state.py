@@ -4,7 +4,6 @@ Only what costs next to nothing to look at, and would hurt an innocent body: a s
 else's, a changed directory or environment. Whatever else a body changes stays until its executor is replaced.
 """
 
-import contextlib
 import faulthandler
 import gc
 import os
@@ -24,7 +23,7 @@ class ProcessState:
 
     def __init__(self) -> None:
         self._handlers = list(map(getsignal, _STANDARD_SIGNALS))
-        self._directory = os.getcwd()
+        self._directory = _directory()
         self._umask = os.umask(0)
         os.umask(self._umask)
         self._environ = os.environ
@@ -86,14 +85,21 @@ class ProcessState:
         time.tzset()
 
     def _restore_directory(self) -> bool:
-        with contextlib.suppress(OSError):  # the body may have deleted the one that it was in
-            if os.getcwd() == self._directory:
-                return True
+        if self._directory is None or _directory() == self._directory:
+            return True
         try:
             os.chdir(self._directory)
         except OSError:
             return False
         return True
+
+
+def _directory() -> str | None:
+    """The working directory, if it has not been deleted, as that of an older release may be."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
 
 
 def _files_of_streams() -> list[tuple[int, int] | None]:

@@ -1,12 +1,10 @@
-"""What bodies do to their process and leave behind, by name; and a look at what the next body finds there."""
+"""What bodies do to their process and leave behind, by name. What the next body finds there: found.py."""
 
-import asyncio
 import contextlib
 import ctypes
 import gc
 import hashlib
 import io
-import locale
 import logging
 import multiprocessing
 import os
@@ -18,19 +16,16 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import AsyncIterator
 from concurrent.futures import ProcessPoolExecutor
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
-from asgiref.sync import sync_to_async
 from django.db import connection, connections, transaction
 from django.utils import timezone, translation
 
 OTHER = "other"  # a second alias of the same database, in dispatchers that are given KIT_OTHER_ALIAS
 VARIABLE = "KIT_LEFT_BEHIND"
 TREE = ["sh", "-c", "sleep 600 & sleep 600"]
-_left: list[Any] = []  # what is to outlive its body
 context_variable: ContextVar[str] = ContextVar("kit", default="")
 
 
@@ -135,7 +130,7 @@ class Leaves:
 
     @staticmethod
     def alarm() -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        signal.setitimer(signal.ITIMER_REAL, 600)
 
     @staticmethod
     def timers() -> None:
@@ -219,7 +214,7 @@ class Leaves:
     @staticmethod
     def session_state() -> None:
         _execute("SET search_path = nowhere")
-        _execute("SET statement_timeout = 1")
+        _execute("SET statement_timeout = 60000")
         _execute("SET default_transaction_isolation = 'serializable'")
         _execute("SELECT pg_advisory_lock(4711)")
         _execute("LISTEN kit_left")
@@ -299,66 +294,6 @@ class LeavesNoGoodProcess:
         os.close(null)
 
 
-class OnTheLoop:
-    """Bodies that meddle with the event loop that they share."""
-
-    @staticmethod
-    async def exit_in_a_subtask() -> None:
-        async def leave() -> None:
-            await asyncio.sleep(0)
-            sys.exit("so long")
-
-        await asyncio.gather(leave())
-
-    @staticmethod
-    async def interrupt_in_a_callback() -> str:
-        def interrupt() -> NoReturn:
-            raise KeyboardInterrupt
-
-        asyncio.get_running_loop().call_soon(interrupt)
-        await asyncio.sleep(0.01)
-        return "went on"
-
-    @staticmethod
-    async def stop_the_loop() -> str:
-        asyncio.get_running_loop().stop()
-        await asyncio.sleep(0.01)
-        return "went on"
-
-    @staticmethod
-    async def leave_a_task() -> None:
-        async def work() -> None:
-            await asyncio.Event().wait()
-
-        _left.append(asyncio.create_task(work()))
-
-    @staticmethod
-    async def leave_a_generator() -> None:
-        async def count() -> AsyncIterator[int]:
-            try:
-                while True:
-                    yield 1
-            finally:
-                await asyncio.sleep(0)
-
-        async for _ in count():
-            break
-
-    @staticmethod
-    async def leave_a_transaction() -> None:
-        await sync_to_async(Leaves.open_transaction)()
-
-    @staticmethod
-    async def fork_and_return() -> str:
-        return "the child" if os.fork() == 0 else "the parent"
-
-    @staticmethod
-    async def fork_and_await() -> str:
-        if os.fork() == 0:
-            await asyncio.sleep(600)
-        return "the parent"
-
-
 class Starts:
     """Bodies that start processes, in good order."""
 
@@ -407,55 +342,11 @@ def start_daemon() -> None:
     os.waitpid(pid, 0)
 
 
-def what_is_found() -> dict[str, Any]:
-    """Describe what a body finds in its process and in its database session."""
-    return {
-        "handlers": [repr(signal.getsignal(number)).split(" at 0x")[0] for number in range(1, 32)],
-        "timers": [
-            signal.getitimer(timer) for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-        ],
-        "mask": len(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
-        "directory": os.getcwd(),
-        "umask": _umask(),
-        "variables": [os.environ.get(name, "") for name in (VARIABLE, "TZ", "KIT_DIR")],
-        "zone": time.tzname[0],
-        "locale": locale.setlocale(locale.LC_ALL),
-        "recursion": sys.getrecursionlimit(),
-        "collector": gc.isenabled(),
-        "nice": os.getpriority(os.PRIO_PROCESS, 0),
-        "output": [(stream.fileno(), stream.closed) for stream in (sys.stdout, sys.stderr)],
-        "files": [os.readlink(f"/proc/self/fd/{descriptor}") for descriptor in (0, 1, 2)],
-        "contexts": [translation.get_language(), timezone.get_current_timezone_name(), context_variable.get()],
-        "programs": subprocess.run(["true"], check=False).returncode,
-        "session": [_ask(f"SELECT current_setting('{name}')") for name in ("search_path", "statement_timeout")],
-        "isolation": _ask("SHOW transaction_isolation"),
-        "role": _ask("SELECT current_user = session_user"),
-        "table": _ask("SELECT relpersistence FROM pg_class WHERE oid = 'kit_ledger'::regclass"),
-        "listens": _ask("SELECT count(*) FROM pg_listening_channels()"),
-        "locked": _ask("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711"),
-        "transaction": [connections[alias].in_atomic_block for alias in connections],
-        "autocommit": [connections[alias].get_autocommit() for alias in connections],
-    }
-
-
 def _map_in_a_pool(method: str) -> list[int]:
     with multiprocessing.get_context(method).Pool(2) as pool:
         return pool.map(abs, [-1, -2, -3])
 
 
-def _umask() -> int:
-    now = os.umask(0o22)
-    os.umask(now)
-    return now
-
-
 def _execute(query: str, alias: str = "default") -> None:
     with connections[alias].cursor() as cursor:
         cursor.execute(query)
-
-
-def _ask(query: str) -> Any:
-    with connection.cursor() as cursor:
-        cursor.execute(query)
-        (answer,) = cursor.fetchone()
-    return answer

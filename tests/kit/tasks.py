@@ -6,6 +6,7 @@ import signal
 import subprocess
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -16,7 +17,10 @@ from django_dispatch import RunStopped, TaskContext, task
 from django_dispatch.models import Run
 
 from . import misdeeds
+from .found import what_is_found
+from .gate import Gate
 from .ledger import Entry
+from .loop_misdeeds import OnTheLoop
 from .oddities import AwfulThings
 
 
@@ -259,7 +263,7 @@ def misbehave_quickly(kind: str, name: str) -> Any:
 @task
 def look() -> tuple[int, dict[str, Any]]:
     """Return the process, and what a body finds in it."""
-    return os.getpid(), misdeeds.what_is_found()
+    return os.getpid(), what_is_found()
 
 
 @task(bind=True)
@@ -390,7 +394,7 @@ async def astubborn(ctx: TaskContext, gate: str) -> None:
 async def amisbehave(ctx: TaskContext, name: str) -> Any:
     """Do one of the misdeeds of async bodies."""
     with Entry(ctx):
-        return await getattr(misdeeds.OnTheLoop, name)()
+        return await getattr(OnTheLoop, name)()
 
 
 @task
@@ -400,9 +404,11 @@ async def ais_outside_transactions() -> bool:
 
 
 @task(bind=True)
-async def agated_twice(ctx: TaskContext, gate: str) -> int:
-    """Wait at a gate, then write the ledger once more."""
-    with Entry(ctx) as entry:
-        await entry.await_at(gate)
-    with Entry(ctx, note="after"):
-        return os.getpid()
+async def aticking(ctx: TaskContext, gate: str) -> int:
+    """Wait at a gate, and leave at another one, again and again, the number of the process that this goes on in."""
+    gates = Gate(Path(os.environ["KIT_DIR"]))
+    gates.arrive(gate, f"{ctx.run_id}-{ctx.epoch}")
+    while not gates.is_open(gate):
+        gates.arrive("tick", f"{ctx.run_id}-{os.getpid()}")
+        await asyncio.sleep(0.01)
+    return os.getpid()
