@@ -40,7 +40,8 @@ class Trouble:
             now = self._clock()
             if not self._failing:
                 self._since, self._is_announced, self._silence = now, False, FIRST_SILENCE_SECONDS
-            elif part not in self._failing:  # it may be another trouble: what fails for ever must not hide it
+            elif part not in self._failing and now - self._since > LONGEST_SILENCE_SECONDS:
+                # It may be another trouble: what fails for ever must not hide it.
                 self._silent_until = min(self._silent_until, self._spoke_at + FIRST_SILENCE_SECONDS)
             self._failing.add(part)
             if now < self._silent_until:
