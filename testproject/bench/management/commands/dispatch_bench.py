@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -32,6 +33,10 @@ class Command(BaseCommand):
     help = "Measures the dispatcher beside what plain SQL reaches, by turns, on a fresh PostgreSQL of its own."
     requires_system_checks: list[str] = []
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._failed: list[str] = []
+
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument
         add("--scenario", default=",".join(SCENARIOS), help=f"Names by commas, of: {', '.join(SCENARIOS)}.")
@@ -55,6 +60,8 @@ class Command(BaseCommand):
         if options["markdown"]:
             page = options["markdown"]
             page.write_text(report.with_section(page.read_text(), report.markdown(facts, findings)))
+        if self._failed:
+            raise CommandError("\n".join(["Some scenarios could not be measured.", *self._failed]))
         for finding in findings:
             if finding.scenario == "drain" and _is_nonsense(finding):
                 raise CommandError(f"{finding.what}: {finding.value:.0f} runs/s is nonsense, not noise.")
@@ -72,9 +79,17 @@ class Command(BaseCommand):
             for name in (name for name in SCENARIOS if name in names):
                 began = time.monotonic()
                 self.stdout.write(f"\n{name}: {(SCENARIOS[name].__doc__ or '').splitlines()[0]}")
-                for finding in SCENARIOS[name](ground):
-                    findings.append(replace(finding, scenario=name))
-                    self.stdout.write("  " + "  |  ".join(filter(None, report.cells(finding))))
+                try:
+                    for finding in SCENARIOS[name](ground):
+                        findings.append(replace(finding, scenario=name))
+                        self.stdout.write("  " + "  |  ".join(filter(None, report.cells(finding))))
+                except (
+                    RuntimeError,
+                    subprocess.SubprocessError,
+                    psycopg.Error,
+                ) as error:  # the others are worth having all the same
+                    self._failed.append(f"{name}: {error}")
+                    self.stderr.write(self._failed[-1])
                 seconds[name] = time.monotonic() - began
                 self.stdout.write(f"  ({seconds[name]:.0f} s)")
                 if options["json"]:
