@@ -4,7 +4,7 @@ from tests.kit import tasks
 from tests.kit.fixtures import Kit
 from tests.kit.waiting import wait_for
 
-RUNS = 2_000
+RUNS = 1_000
 COUNTS = "SELECT n_tup_ins, n_tup_upd, n_tup_del FROM pg_stat_user_tables WHERE relname = %s"
 RUN, LEASE = ["django_dispatch_run"], ["django_dispatch_lease"]
 LISTENER = "SELECT state, xact_start FROM pg_stat_activity WHERE application_name = 'django_dispatch listener'"
