@@ -73,7 +73,7 @@ class Command(BaseCommand):
         seconds: dict[str, float] = {}
         findings: list[Finding] = []
         with self._ground(options) as ground:
-            facts = machine.description(ground.sql)
+            facts = machine.description(ground.sql) | {"sizes": "small (--quick)" if ground.is_quick else "full"}
             for name, fact in facts.items():
                 self.stdout.write(f"{name}: {fact}")
             for name in (name for name in SCENARIOS if name in names):
