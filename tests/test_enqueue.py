@@ -403,6 +403,27 @@ class TestDelayMany:
         with django_assert_num_queries(0), pytest.raises(InvalidArguments, match=r"Call 15000 .*argument 'a'"):
             add.delay_many(calls)
 
+    def test_twenty_thousand_are_part_of_the_callers_transaction_in_order_and_wake_once(
+        self, heard: Callable[[], list[str]]
+    ) -> None:
+        calls = [(n,) for n in range(20_000)]
+        with pytest.raises(ZeroDivisionError), transaction.atomic():
+            add.delay_many(calls)
+            raise ZeroDivisionError
+        assert not Run.objects.exists()
+        with transaction.atomic():
+            runs = add.delay_many(calls)
+            assert heard() == []
+        assert heard() == ["ready:default"]
+        assert list(Run.objects.order_by("id").values_list("id", "args")) == [(run.pk, run.args) for run in runs]
+        assert [run.args for run in runs] == [[n] for n in range(20_000)]
+
+    def test_what_the_database_refuses_late_takes_twenty_thousand_with_it(self, transactional_db: None) -> None:
+        news = [NewRun(task="t", priority=101 if n == 15_000 else 0) for n in range(20_000)]
+        with pytest.raises(IntegrityError, match="dispatch_run_priority"):
+            postgres_enqueue.enqueue_many("default", news)
+        assert not Run.objects.exists()
+
     @pytest.mark.parametrize("call", ["ab", [1], 1, {"a": 1}])
     def test_a_call_of_another_type_is_refused(self, db: None, call: Any) -> None:
         with pytest.raises(InvalidArguments, match="Call 1 of delay_many: a call must be a tuple or a Call"):

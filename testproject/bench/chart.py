@@ -6,7 +6,7 @@ from html import escape
 from testproject.bench.findings import Finding
 from testproject.bench.report import cells, number
 
-WIDTH, ROW, TOP, LABEL, BAR = 1000, 24, 48, 520, 300
+WIDTH, ROW, TOP, LABEL, BAR = 1120, 24, 48, 520, 300
 MOST = 3.0  # times the target; longer bars are cut
 STYLE = (
     "text{font:12px system-ui,sans-serif;fill:#333}.title{font-size:15px;font-weight:600}"

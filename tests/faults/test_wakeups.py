@@ -3,6 +3,7 @@
 The poll is too far away to help in all of these, so what is found was found for the reason that is tested.
 """
 
+from django_dispatch.models import Run
 from tests.kit import tasks
 from tests.kit.fixtures import Kit
 from tests.kit.relay import Relay
@@ -35,6 +36,21 @@ def test_a_terminated_listener_listens_again(kit: Kit) -> None:
     wait_for(lambda: set(kit.cut.sessions("listener")) - {session}, what="another listening session")
     (run,) = wait_until_final(tasks.note.delay(), seconds=8)
     assert run.status == "SUCCESSFUL"
+
+
+def test_the_listening_session_is_never_in_a_transaction(kit: Kit) -> None:
+    """One that were would keep PostgreSQL from forgetting notifications, until there is no room for another."""
+    kit.dispatchers()
+    runs = tasks.quick.delay_many([()] * 300)
+    states = set()
+    seen = "SELECT state, xact_start FROM pg_stat_activity WHERE application_name = 'django_dispatch listener'"
+
+    def is_done() -> bool:
+        states.update(kit.sql.execute(seen).fetchall())
+        return not Run.objects.filter(finished_at=None).exists()
+
+    wait_for(is_done, 60, what=f"{len(runs)} runs")
+    assert states == {("idle", None)}
 
 
 def test_what_there_was_no_slot_for_is_found_when_one_frees(kit: Kit) -> None:

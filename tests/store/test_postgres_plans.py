@@ -21,6 +21,7 @@ from django_dispatch.store import postgres_enqueue
 from django_dispatch.store.base import NewRun, Settlement
 from django_dispatch.store.postgres import PostgresStore
 from django_dispatch.store.session import PLAN, Session, Terms, connection_params
+from django_dispatch.wakeups.base import CHANNEL
 from tests.databases import own_database
 
 pytestmark = pytest.mark.slow
@@ -232,6 +233,10 @@ def test_a_verb_reads_by_its_index_and_few_rows(
 
 CALLS: dict[str, tuple[set[str], Callable[[list[int]], object]]] = {
     "enqueue": (set(), lambda held: postgres_enqueue.enqueue(ALIAS, NewRun("shop.add"))),
+    "enqueue and wake": (
+        set(),
+        lambda held: postgres_enqueue.enqueue_and_wake(ALIAS, NewRun("shop.add"), CHANNEL, "ready:default")[0],
+    ),
     "enqueue many": (set(), lambda held: postgres_enqueue.enqueue_many(ALIAS, [NewRun("shop.add")] * 500)),
     "cancel": ({KEY}, lambda held: postgres_enqueue.cancel(ALIAS, [*held, 1, FINISHED + 1, FINISHED + READY + 1])),
     "rerun": ({KEY}, lambda held: postgres_enqueue.rerun(ALIAS, 1)),
@@ -252,6 +257,20 @@ def test_a_callers_statement_reads_by_the_primary_key(statistics: None, django_d
         connection.close()
     (plan,) = plans.told
     check(plan, indexes)
+
+
+def test_the_trigger_reads_what_was_inserted_and_nothing_else(
+    large_database: psycopg.Connection[Any], statistics: None
+) -> None:
+    plans = Plans()
+    with psycopg.connect(**connection_params(ALIAS, "test")) as connection:
+        plans.listen(connection)
+        connection.execute("SET auto_explain.log_nested_statements = on")
+        connection.execute("INSERT INTO django_dispatch_run (task) SELECT 'shop.add' FROM generate_series(1, 100)")
+        connection.rollback()
+    condition, wakeup, insert = ({node["Node Type"] for node in nodes_of(plan)} for plan in plans.told)
+    assert "Named Tuplestore Scan" in condition & wakeup
+    assert not {"Seq Scan", "Index Scan", "Index Only Scan", "Bitmap Heap Scan"} & (condition | wakeup | insert)
 
 
 def check(plan: dict[str, Any], indexes: set[str]) -> None:

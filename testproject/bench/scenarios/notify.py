@@ -49,7 +49,7 @@ def _commits(ground: Ground, statement: str, *, trigger: str) -> float:
     with tempfile.NamedTemporaryFile("w", suffix=".sql") as script:
         script.write(f"{statement};\n")
         script.flush()
-        options = ["-n", "-M", "prepared", f"-c{CLIENTS}", "-j2", f"-T{ground.size(5, 1)}", "-f", script.name]
+        options = ["-n", "-M", "prepared", f"-c{CLIENTS}", "-j2", f"-t{ground.size(400, 50)}", "-f", script.name]
         command = [str(postgres.embedded_bin_dir() / "pgbench"), *options, ground.url]
         output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     rate = re.search(r"tps = ([\d.]+) \(without", output)
