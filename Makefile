@@ -1,14 +1,16 @@
 # make demo    a shop with live background work on http://127.0.0.1:8000, all of it in this folder
 # make test    the whole test suite on a PostgreSQL of its own; PYTEST_ARGS="-k lease -x" passes options through
 # make lint    style, types and layers
+# make mutants takes out each guard of the store and the leases in turn, and sees that a test fails; MUTANTS="fence"
 #
 # Needs make and a python3 (3.11 or newer) with its venv module, nothing else. `make clean` removes what they made.
 
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
+MUTANTS ?=
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint mutants clean
 
 demo: $(VENV)/demo.installed
 	@exec $(VENV)/bin/python -m testproject.demo
@@ -21,6 +23,9 @@ lint: $(VENV)/dev.installed
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+
+mutants: $(VENV)/test.installed
+	$(VENV)/bin/python -m tests.mutation $(MUTANTS)
 
 clean:
 	-test ! -x $(VENV)/bin/python || $(VENV)/bin/python -m testproject.postgres stop

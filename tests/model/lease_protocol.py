@@ -67,7 +67,7 @@ class Flight(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A statement under way; ``is_done``: only its reply still is. ``age``: ticks since it was sent, if that matters."""
+    """A statement under way; ``is_done``: only its reply still is. ``age``: ticks since a renewal was sent."""
 
     verb: str
     lease: int = 0
@@ -229,10 +229,14 @@ class Protocol:
                 yield Step(f"{name}'s {call.verb} is written", _with(after, d, me_after._replace(claims=done)))
             else:
                 flight = () if call.verb == FINISH and call.lease == 0 and me.flight else me.flight
-                yield Step(f"{name}'s {call.verb} finds nothing", _with(state, d, me._replace(claims=(), flight=flight)))
+                yield Step(
+                    f"{name}'s {call.verb} finds nothing", _with(state, d, me._replace(claims=(), flight=flight))
+                )
         elif call.verb == FINISH:
             flight = () if call.lease == 0 and me.phase != FREE else me.flight
-            yield Step(f"{name} hears that the outcome is written", _with(state, d, me._replace(claims=(), flight=flight)))
+            yield Step(
+                f"{name} hears that the outcome is written", _with(state, d, me._replace(claims=(), flight=flight))
+            )
         elif (call.lease == 0 and me.phase in (HOLDING, LOST)) or "late claim" in self._without:
             flight = Flight(CLAIMED, call.lease, call.claim)
             yield Step(f"{name} hears what it has claimed", _with(state, d, me._replace(claims=(), flight=flight)))
@@ -255,7 +259,9 @@ class Protocol:
         is_known = bool(me.flight) and me.flight[1:] == (0, 0)
         me = me._replace(must_reconcile=False)
         if is_held and (not is_known or "known" in self._without):
-            yield Step(f"{'AB'[d]} reconciles, and releases the run", _with(state, d, me)._replace(status=READY, holder=NOBODY))
+            yield Step(
+                f"{'AB'[d]} reconciles, and releases the run", _with(state, d, me)._replace(status=READY, holder=NOBODY)
+            )
         else:
             if me.flight and not is_held and me.flight.stage == ALIVE:
                 me = me._replace(flight=me.flight._replace(stage=ENDED))
@@ -358,9 +364,9 @@ class Protocol:
                 yield Step(f"{'AB'[d]}'s lease is reclaimed", _lost(after) if is_hit else after)
                 if is_hit:
                     yield Step(f"{'AB'[d]}'s lease is reclaimed, its run is locked and skipped", after)
-        if state.status == RUNNING and state.holder[0] == d and _row(me, state.holder[1]) == NO_ROW:
-            if "orphans" not in self._without:
-                yield Step("the run without a lease is reclaimed", _lost(state))
+        is_orphan = state.status == RUNNING and state.holder[0] == d and _row(me, state.holder[1]) == NO_ROW
+        if is_orphan and "orphans" not in self._without:
+            yield Step("the run without a lease is reclaimed", _lost(state))
 
     def _of_time(self, state: State) -> Iterator[Step]:
         for me in state.dispatchers:

@@ -56,7 +56,7 @@ def test_without_a_guard_a_rule_breaks(guard: str) -> None:
 
 
 def test_two_bodies_of_one_run_are_alive_when_the_switch_is_late() -> None:
-    """What the protocol rests on: a zygote that is frozen with its dispatcher, as a whole machine may be, cannot act."""
+    """What the protocol rests on: a zygote that is frozen too, as with its whole machine, cannot act."""
     found = explore(Protocol(has_late_zygote=True))
     print(found)
     assert found.violation == OVERLAP, str(found)

@@ -13,6 +13,9 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import urlsplit
+
+import psycopg
 
 from testproject import postgres
 
@@ -24,11 +27,12 @@ PATIENCE_SECONDS = 600
 
 
 class Tree:
-    """A copy of the project, with a database of its own."""
+    """A copy of the project, with a database of its own that is made once."""
 
-    def __init__(self, folder: Path, url: str) -> None:
+    def __init__(self, folder: Path, server_url: str) -> None:
         self.folder = folder
-        self._url = url
+        self._server_url = server_url
+        self._database = f"mutants_{os.getpid()}_{folder.name}"
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             cwd=BASE_DIR, check=True, capture_output=True, text=True,
@@ -39,11 +43,26 @@ class Tree:
                 shutil.copy2(BASE_DIR / name, folder / name)
 
     def pytest(self, selection: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pytest", "-xq", "--tb=line", "-p", "no:cacheprovider", *selection]
-        env = os.environ | {"DATABASE_URL": self._url, "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-xq",
+            "--tb=line",
+            "-p",
+            "no:cacheprovider",
+            "--reuse-db",
+            *selection,
+        ]
+        url = urlsplit(self._server_url)._replace(path=f"/{self._database}").geturl()
+        env = os.environ | {"DATABASE_URL": url, "PYTHONDONTWRITEBYTECODE": "1"}
         return subprocess.run(
             command, cwd=self.folder, env=env, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
         )
+
+    def close(self) -> None:
+        with psycopg.connect(self._server_url, autocommit=True) as server:
+            server.execute(f"DROP DATABASE IF EXISTS test_{self._database} WITH (FORCE)")
 
     def judge(self, mutant: Mutant) -> tuple[bool, str]:
         """Return whether the mutant was noticed, and by what; or what is wrong with it."""
@@ -60,6 +79,8 @@ class Tree:
             file.write_text(text)
         if result.returncode == 0:
             return False, f"SURVIVED {' '.join(mutant.tests)}"
+        if "syntax error" in result.stdout:
+            return False, "it is not SQL: adapt tests/mutation/mutants.py"
         noticed = re.search(r"^(?:FAILED|ERROR) (\S+)", result.stdout, re.MULTILINE)
         if result.returncode != 1 or noticed is None:
             return False, f"its tests did not run:\n{result.stdout[-2000:]}{result.stderr[-2000:]}"
@@ -72,8 +93,7 @@ def main(words: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(AT_ONCE) as threads:
         trees: queue.Queue[Tree] = queue.Queue()
         for number in range(AT_ONCE):
-            url = server_url.replace(f"/{postgres.DATABASE}", f"/mutants_{os.getpid()}_{number}")
-            trees.put(Tree(Path(folder) / str(number), url))
+            trees.put(Tree(Path(folder) / str(number), server_url))
 
         def judge(mutant: Mutant) -> tuple[bool, str]:
             tree = trees.get()
@@ -92,6 +112,8 @@ def main(words: Sequence[str]) -> int:
         for mutant, (is_noticed, what) in zip(chosen, threads.map(judge, chosen), strict=True):
             missed += not is_noticed
             print(f"{'noticed' if is_noticed else 'MISSED '}  {mutant}\n         by {what}", flush=True)
+        while not trees.empty():
+            trees.get().close()
     postgres.release_server()
     print(f"{len(chosen) - missed} of {len(chosen)} mutants noticed")
     return 1 if missed or not chosen else 0

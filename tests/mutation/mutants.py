@@ -16,6 +16,7 @@ CLAIMS = "django_dispatch/dispatcher/claims.py"
 SERVICE = "django_dispatch/dispatcher/service.py"
 SYNC = "django_dispatch/executors/sync.py"
 LOOP = "django_dispatch/executors/loop.py"
+PROCESS = "django_dispatch/dispatcher/process.py"
 
 
 class Mutant(NamedTuple):
@@ -46,6 +47,15 @@ _DEADLOCK = _store("postgres_races", "TestNoDeadlock")
 _IDLE = _store("postgres_races", "test_an_idle_look_writes_nothing")
 _STEERING = ("tests/test_steering.py",)
 _FENCE_TESTS = ("tests/test_fence.py",)
+_KEEPER = ("tests/test_lease_keeper.py",)
+_LOST = "tests/faults/test_lost_leases.py::"
+_GROUND = (_LOST + "test_a_lost_lease_is_followed_by_another_one_only_when_its_bodies_are_dead",)
+_FROZEN = (_LOST + "test_the_bodies_of_a_frozen_dispatcher_are_dead_before_its_lease_expires",)
+_DEAD = "tests/faults/test_dead_dispatchers.py::"
+_TROUBLE = (
+    "tests/faults/test_claims.py::test_a_claim_that_was_committed_after_its_connection_broke_is_released",
+    _DEAD + "test_a_terminated_session_costs_no_run",
+)
 
 _LIVE = "WHERE id = %(lease)s AND expires_at > clock_timestamp() AND %(limit)s > 0"
 _EXPIRED = "WHERE expires_at < clock_timestamp() - %(grace)s * interval '1 second' OR id = ANY(%(dead)s::uuid[])"
@@ -64,7 +74,7 @@ _OF_STATEMENTS = (
     (_LIVE, "WHERE id = %(lease)s AND expires_at > now() AND %(limit)s > 0", _CLOCK),
     (_LIVE, "WHERE expires_at > clock_timestamp() AND %(limit)s > 0", _CLAIMS),
     ("FOR NO KEY UPDATE\n), picked", "), picked", _AGAINST),
-    ("AND EXISTS (\n    SELECT FROM unnest", "AND (true OR EXISTS (\n    SELECT FROM unnest", _IDLE),
+    ("AND EXISTS (\n    SELECT FROM unnest", "AND EXISTS (\n    SELECT UNION ALL SELECT FROM unnest", _IDLE),
     ("WHERE status = 'READY' AND queue = q.name AND task", "WHERE queue = q.name AND task", _CLAIMS),
     ("AND queue = q.name AND task", "AND task", _CLAIMS),
     (" AND task <> ALL(%(excluded)s::text[])", "", _CLAIMS),
@@ -146,7 +156,7 @@ _OF_ENQUEUE = (
      _CLOCK),
 )  # fmt: skip
 
-_OF_THE_REST = (
+_OF_THE_FENCE = (
     (FENCE, "return halves == _HALVES.unpack(lease) and now_ns() < deadline", "return now_ns() < deadline",
      _FENCE_TESTS),
     (FENCE, "return halves == _HALVES.unpack(lease) and now_ns() < deadline", "return halves == _HALVES.unpack(lease)",
@@ -155,10 +165,26 @@ _OF_THE_REST = (
     (FENCE, "board._write_fence((0, 0), NEVER)", "board._write_fence((0, 0), 0)", _FENCE_TESTS),
     (SYNC, "if not self._board.allows(assignment.lease)", "if False", _FENCE_TESTS),
     (LOOP, "if self._board.allows(assignment.lease)", "if True", _FENCE_TESTS),
+    (LEASE, "(self._ttl_seconds - self._margin_seconds)", "self._ttl_seconds", _KEEPER),
+    (LEASE, "self._extend(lease_id, began)", "self._extend(lease_id, now_ns())", _KEEPER),
+    (LEASE, "if is_ours and now_ns() < self._deadline_ns", "if is_ours", _KEEPER),
+    (LEASE, "if is_ours and now_ns() < self._deadline_ns", "if now_ns() < self._deadline_ns", _KEEPER),
+    (LEASE, "self._may_acquire = False", "self._may_acquire = True", _KEEPER + _GROUND),
+    (SERVICE, 'await self.pool.kill_all("lease")', "await asyncio.sleep(0)", _GROUND),
+    (ZYGOTE, "if self._children and now_ns() >= self._board.deadline_ns()", "if False", _FROZEN),
+)  # fmt: skip
+_OF_THE_CLAIMS = (
+    (PROCESS, "return not any(mark in environment", "return True or any(mark in environment",
+     (_DEAD + "test_a_dispatcher_is_dead_only_when_its_executors_are",)),
+    (PROCESS, "if start_time(pid) == started:", "if False:",
+     (_DEAD + "test_a_dispatcher_is_dead_only_when_its_executors_are",)),
+    (CLAIMS, "if token not in ours and not self._pool.knows(token)", "if token not in ours", _TROUBLE),
+    (CLAIMS, "if token not in ours and not self._pool.knows(token)", "if False", _TROUBLE),
+    (CLAIMS, "self._loop.call_later(self._store.deadline_seconds, self._reconcile_soon)", "pass", _TROUBLE),
 )  # fmt: skip
 
 MUTANTS = (
     *(Mutant(STATEMENTS, *mutant) for mutant in _OF_STATEMENTS),
     *(Mutant(ENQUEUE, *mutant) for mutant in _OF_ENQUEUE),
-    *(Mutant(*mutant) for mutant in _OF_THE_REST),
+    *(Mutant(*mutant) for mutant in _OF_THE_FENCE + _OF_THE_CLAIMS),
 )

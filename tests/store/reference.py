@@ -131,4 +131,3 @@ class Tables:
 
     def _leave(self, run: ExpectedRun, status: str) -> None:
         run.status, run.lease, run.is_due = status, None, False
-

@@ -15,7 +15,14 @@ import pytest
 from django.db import connection, transaction
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from django_dispatch.models import Lease, Run
 from django_dispatch.store import postgres_enqueue
@@ -125,9 +132,11 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(new=st.lists(news, min_size=1, max_size=3))
     def enqueue(self, new: list[NewRun]) -> None:
-        many = postgres_enqueue.enqueue_many("default", new) if len(new) > 1 else [
-            postgres_enqueue.enqueue("default", new[0])
-        ]
+        many = (
+            postgres_enqueue.enqueue_many("default", new)
+            if len(new) > 1
+            else [postgres_enqueue.enqueue("default", new[0])]
+        )
         for recorded, one in zip(many, new, strict=True):
             assert recorded.status == ("READY" if one.delay_seconds is None else "SCHEDULED")
             self.expected.runs[recorded.id] = ExpectedRun(recorded.id, one, recorded.status)
@@ -341,7 +350,9 @@ class AnyOrder(RuleBasedStateMachine):
         alive = {me.lease for me in self.dispatchers}
         self.sweep(self.dispatchers[d], dead=[lease for lease in self.expected.leases if lease not in alive])
 
-    def sweep(self, me: SimulatedDispatcher, *, dead: list[UUID] | None = None, locked: list[int] | None = None) -> None:
+    def sweep(
+        self, me: SimulatedDispatcher, *, dead: list[UUID] | None = None, locked: list[int] | None = None
+    ) -> None:
         reclaimed = me.store.reclaim(
             grace_seconds=GRACE, max_interruptions=MAX_INTERRUPTIONS, dead_leases=dead or [], why="it is dead"
         )
