@@ -1,7 +1,7 @@
 # make demo    a shop with live background work on http://127.0.0.1:8000, all of it in this folder
 # make test    the whole test suite on a PostgreSQL of its own; PYTEST_ARGS="-k lease -x" passes options through
 # make lint    style, types and layers
-# make mutants takes out each guard of the store and the leases in turn, and sees that a test fails; MUTANTS="fence"
+# make mutants takes out each guard of the store and the leases in turn, and sees that a test fails; MUTANTS=fence picks some
 #
 # Needs make and a python3 (3.11 or newer) with its venv module, nothing else. `make clean` removes what they made.
 

@@ -3,7 +3,8 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from .lease_protocol import START, Protocol, Violation, check, is_final
+from .lease_protocol import Protocol
+from .states import START, Violation, check, is_final
 
 
 @dataclass

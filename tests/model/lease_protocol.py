@@ -13,13 +13,40 @@ by how many there were since (0 is the newest). So the states are finitely many,
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-TTL = 3
-MARGIN = 1
-GRACE = 1
-MAX_INTERRUPTIONS = 2
-OLDEST = 2
-"""Older leases and claims are as good as this old: nothing in the database fits them any more."""
-NO_ROW = -9
+from .states import (
+    ALIVE,
+    CLAIM,
+    CLAIMED,
+    DEAD,
+    ENDED,
+    FINISH,
+    FREE,
+    GRACE,
+    HOLDING,
+    LOST,
+    MARGIN,
+    NO_ROW,
+    NOBODY,
+    OLDEST,
+    ORPHANED,
+    READY,
+    RENEW,
+    RETURNED,
+    RUNNING,
+    SUCCESSFUL,
+    TTL,
+    Call,
+    Dispatcher,
+    Flight,
+    State,
+    Violation,
+    a_claim_later,
+    a_lease_later,
+    after_a_loss,
+    is_final,
+    left_of,
+    with_dispatcher,
+)
 
 GUARDS = {
     "switch": "executors/zygote.py: the zygote kills when the deadline passes",
@@ -43,62 +70,6 @@ GUARDS = {
     "again": "dispatcher/claims.py: a second look, when a statement whose connection broke must have ended",
 }
 
-# Plain strings, not enumerations, for speed: their hashes are kept.
-READY, RUNNING, SUCCESSFUL, FAILED = "READY", "RUNNING", "SUCCESSFUL", "FAILED"
-DEAD, FREE, HOLDING, LOST = "dead", "without a lease", "holding a lease", "grounding"
-CLAIMED, ALIVE, ORPHANED, RETURNED, ENDED = "claimed", "alive", "orphaned", "returned", "ended"
-RENEW, CLAIM, FINISH = "renewal", "claim", "finish"
-
-
-class Violation(Exception):
-    """A rule is broken; the text says which, ``step`` by what, if that never came to a state."""
-
-    def __init__(self, rule: str, step: str = "") -> None:
-        super().__init__(rule)
-        self.step = step
-
-
-class Flight(NamedTuple):
-    """A claimed run in a dispatcher's hands. Its body is ALIVE or ORPHANED; or was, and that is to be written."""
-
-    stage: str
-    lease: int
-    claim: int
-
-
-class Call(NamedTuple):
-    """A statement under way; ``is_done``: only its reply still is. ``age``: ticks since a renewal was sent."""
-
-    verb: str
-    lease: int = 0
-    claim: int = 0
-    stage: str = ""
-    is_done: bool = False
-    age: int = 0
-
-
-class Dispatcher(NamedTuple):
-    """``ghost`` is a statement given up by its sender. ``rows`` is what is left of its newest and previous lease."""
-
-    phase: str = DEAD
-    deadline: int = 0
-    keeper: tuple[()] | Call = ()
-    claims: tuple[()] | Call = ()
-    ghost: tuple[()] | Call = ()
-    flight: tuple[()] | Flight = ()
-    must_reconcile: bool = False
-    must_again: bool = False
-    rows: tuple[int, int] = (NO_ROW, NO_ROW)
-
-
-class State(NamedTuple):
-    """``holder`` is whose lease a RUNNING run points to: dispatcher and lease."""
-
-    status: str
-    holder: tuple[int, int]
-    interruptions: int
-    dispatchers: tuple[Dispatcher, Dispatcher]
-
 
 class Step(NamedTuple):
     """What happens, and what is then. A fault may happen; that the run can end must not depend on it."""
@@ -106,10 +77,6 @@ class Step(NamedTuple):
     text: str
     state: State
     is_fault: bool = False
-
-
-NOBODY = (-1, 0)
-START = State(READY, NOBODY, 0, (Dispatcher(), Dispatcher()))
 
 
 class Protocol:
@@ -142,7 +109,7 @@ class Protocol:
                 yield from self._of_the_keeper(state, d, me)
                 yield from self._of_the_claims(state, d, me)
                 yield from self._of_the_executor(state, d, me)
-                yield Step(f"{'AB'[d]} crashes", _with(state, d, self._crashed(me)), is_fault=True)
+                yield Step(f"{'AB'[d]} crashes", with_dispatcher(state, d, self._crashed(me)), is_fault=True)
             if me.ghost:
                 yield from self._of_the_ghost(state, d, me, me.ghost)
             yield from self._of_the_sweeps(state, d, me)
@@ -164,18 +131,20 @@ class Protocol:
         if me.keeper:
             yield from self._of_the_renewal(state, d, me, me.keeper)
         elif me.phase == HOLDING and me.deadline > 0:
-            yield Step(f"{name} sends a renewal", _with(state, d, me._replace(keeper=Call(RENEW))))
+            yield Step(f"{name} sends a renewal", with_dispatcher(state, d, me._replace(keeper=Call(RENEW))))
         elif me.phase == HOLDING:
-            yield Step(f"{name} finds its deadline passed", _with(state, d, me._replace(phase=LOST)))
+            yield Step(f"{name} finds its deadline passed", with_dispatcher(state, d, me._replace(phase=LOST)))
         elif me.phase == FREE and me.rows[1] == NO_ROW:
             # ACQUIRE in store/statements.py. That its reply is late is as if the first renewal were.
-            after = _aged(me)._replace(phase=HOLDING, deadline=TTL - self._margin, rows=(TTL, me.rows[0]))
+            after = a_lease_later(me)._replace(phase=HOLDING, deadline=TTL - self._margin, rows=(TTL, me.rows[0]))
             holder = (d, min(state.holder[1] + 1, OLDEST)) if state.holder[0] == d else state.holder
-            yield Step(f"{name} acquires a lease", _with(state, d, after)._replace(holder=holder))
+            yield Step(f"{name} acquires a lease", with_dispatcher(state, d, after)._replace(holder=holder))
         if me.phase == LOST:
             # Claims.lose(), Pool.kill_all() to its end, LeaseKeeper.acquire_again()
             flight = me.flight if "kill" in self._without else ()
-            yield Step(f"{name} has its bodies killed", _with(state, d, me._replace(phase=FREE, flight=flight)))
+            yield Step(
+                f"{name} has its bodies killed", with_dispatcher(state, d, me._replace(phase=FREE, flight=flight))
+            )
 
     def _of_the_renewal(self, state: State, d: int, me: Dispatcher, call: Call) -> Iterator[Step]:
         name = "AB"[d]
@@ -186,17 +155,19 @@ class Protocol:
                 if me.rows[0] <= 0:
                     raise Violation("an expired lease lives again", f"{name}'s renewal is written")
                 after = me._replace(keeper=call._replace(is_done=True), rows=(TTL, me.rows[1]))
-                yield Step(f"{name}'s renewal is written", _with(state, d, after))
+                yield Step(f"{name}'s renewal is written", with_dispatcher(state, d, after))
             else:
-                yield Step(f"{name}'s renewal is refused", _with(state, d, lost))
+                yield Step(f"{name}'s renewal is refused", with_dispatcher(state, d, lost))
         elif me.deadline > 0 or "late renewal" in self._without:
             # LeaseKeeper._extend() in dispatcher/lease.py
             age = 0 if "clock" in self._without else call.age
             after = me._replace(keeper=(), deadline=max(0, TTL - self._margin - age))
-            yield Step(f"{name} hears of its renewal", _with(state, d, after))
+            yield Step(f"{name} hears of its renewal", with_dispatcher(state, d, after))
         else:
-            yield Step(f"{name} hears of its renewal too late", _with(state, d, lost))
-        yield Step(f"{name}'s keeper loses its connection", _with(state, d, me._replace(keeper=())), is_fault=True)
+            yield Step(f"{name} hears of its renewal too late", with_dispatcher(state, d, lost))
+        yield Step(
+            f"{name}'s keeper loses its connection", with_dispatcher(state, d, me._replace(keeper=())), is_fault=True
+        )
 
     # the claims
 
@@ -209,14 +180,16 @@ class Protocol:
             if me.must_reconcile:
                 yield from self._reconcile(state, d, me)
             elif not me.flight:
-                yield Step(f"{name} asks for a run", _with(state, d, me._replace(claims=Call(CLAIM))))
+                yield Step(f"{name} asks for a run", with_dispatcher(state, d, me._replace(claims=Call(CLAIM))))
             elif me.flight.stage in (RETURNED, ENDED):
                 _, lease, claim = me.flight
                 if lease == 0:
                     finish = Call(FINISH, lease, claim, me.flight.stage)
-                    yield Step(f"{name} sends the outcome", _with(state, d, me._replace(claims=finish)))
+                    yield Step(f"{name} sends the outcome", with_dispatcher(state, d, me._replace(claims=finish)))
                 else:  # Claims.on_outcome()
-                    yield Step(f"{name} drops an outcome of its old lease", _with(state, d, me._replace(flight=())))
+                    yield Step(
+                        f"{name} drops an outcome of its old lease", with_dispatcher(state, d, me._replace(flight=()))
+                    )
 
     def _of_the_claims_call(self, state: State, d: int, me: Dispatcher, call: Call) -> Iterator[Step]:
         name = "AB"[d]
@@ -226,22 +199,30 @@ class Protocol:
                 me_after = after.dispatchers[d]
                 claim = 0 if call.verb == CLAIM else call.claim
                 done = call._replace(is_done=True, claim=claim)
-                yield Step(f"{name}'s {call.verb} is written", _with(after, d, me_after._replace(claims=done)))
+                yield Step(
+                    f"{name}'s {call.verb} is written", with_dispatcher(after, d, me_after._replace(claims=done))
+                )
             else:
                 flight = () if call.verb == FINISH and call.lease == 0 and me.flight else me.flight
                 yield Step(
-                    f"{name}'s {call.verb} finds nothing", _with(state, d, me._replace(claims=(), flight=flight))
+                    f"{name}'s {call.verb} finds nothing",
+                    with_dispatcher(state, d, me._replace(claims=(), flight=flight)),
                 )
         elif call.verb == FINISH:
             flight = () if call.lease == 0 and me.phase != FREE else me.flight
             yield Step(
-                f"{name} hears that the outcome is written", _with(state, d, me._replace(claims=(), flight=flight))
+                f"{name} hears that the outcome is written",
+                with_dispatcher(state, d, me._replace(claims=(), flight=flight)),
             )
         elif (call.lease == 0 and me.phase in (HOLDING, LOST)) or "late claim" in self._without:
             flight = Flight(CLAIMED, call.lease, call.claim)
-            yield Step(f"{name} hears what it has claimed", _with(state, d, me._replace(claims=(), flight=flight)))
+            yield Step(
+                f"{name} hears what it has claimed", with_dispatcher(state, d, me._replace(claims=(), flight=flight))
+            )
         else:
-            yield Step(f"{name} drops what it claimed under its old lease", _with(state, d, me._replace(claims=())))
+            yield Step(
+                f"{name} drops what it claimed under its old lease", with_dispatcher(state, d, me._replace(claims=()))
+            )
         # Claims.run(): except DatabaseError
         ghost = call if not call.is_done else me.ghost
         is_to_look = call.lease == 0 and me.phase != FREE and "reconcile" not in self._without
@@ -251,7 +232,11 @@ class Protocol:
             must_reconcile=me.must_reconcile or is_to_look,
             must_again=bool(ghost) and is_to_look and "again" not in self._without,
         )
-        yield Step(f"{name} loses the connection under its {call.verb}", _with(state, d, after_trouble), is_fault=True)
+        yield Step(
+            f"{name} loses the connection under its {call.verb}",
+            with_dispatcher(state, d, after_trouble),
+            is_fault=True,
+        )
 
     def _reconcile(self, state: State, d: int, me: Dispatcher) -> Iterator[Step]:
         """Claims._reconcile() in dispatcher/claims.py: HELD, and the release of what is not known here."""
@@ -260,18 +245,19 @@ class Protocol:
         me = me._replace(must_reconcile=False)
         if is_held and (not is_known or "known" in self._without):
             yield Step(
-                f"{'AB'[d]} reconciles, and releases the run", _with(state, d, me)._replace(status=READY, holder=NOBODY)
+                f"{'AB'[d]} reconciles, and releases the run",
+                with_dispatcher(state, d, me)._replace(status=READY, holder=NOBODY),
             )
         else:
             if me.flight and not is_held and me.flight.stage == ALIVE:
                 me = me._replace(flight=me.flight._replace(stage=ENDED))
-            yield Step(f"{'AB'[d]} reconciles", _with(state, d, me))
+            yield Step(f"{'AB'[d]} reconciles", with_dispatcher(state, d, me))
 
     def _of_the_ghost(self, state: State, d: int, me: Dispatcher, ghost: Call) -> Iterator[Step]:
         """A statement goes on in the database when its connection breaks; or does not."""
         # Claims.run(): one more look StoreThread.deadline_seconds after the trouble, when it must have ended
         me = me._replace(ghost=(), must_reconcile=me.must_reconcile or me.must_again, must_again=False)
-        gone = _with(state, d, me)
+        gone = with_dispatcher(state, d, me)
         yield Step(f"what {'AB'[d]} gave up comes to nothing", gone)
         if (after := self._written(gone, d, ghost)) is not None:
             yield Step(f"the {ghost.verb} that {'AB'[d]} gave up is written", after)
@@ -279,12 +265,12 @@ class Protocol:
     def _written(self, state: State, d: int, call: Call) -> State | None:
         """CLAIM and EXCHANGE in store/statements.py. None: no row fits."""
         if call.verb == CLAIM:
-            left = _row(state.dispatchers[d], call.lease)
+            left = left_of(state.dispatchers[d], call.lease)
             if state.status != READY or (left <= 0 and "live in claim" not in self._without):
                 return None
             if left <= 0:
                 raise Violation("a run is claimed under a lease that is not live", f"{'AB'[d]}'s claim is written")
-            return _claimed(state)._replace(status=RUNNING, holder=(d, call.lease))
+            return a_claim_later(state)._replace(status=RUNNING, holder=(d, call.lease))
         is_lease_right = state.holder == (d, call.lease) or "lease at finish" in self._without
         is_epoch_right = call.claim == 0 or self._without & {"epoch in claim", "epoch at finish"}
         if state.status != RUNNING or not is_lease_right or not is_epoch_right:
@@ -301,14 +287,14 @@ class Protocol:
         """The same code, each statement and its reply at once."""
         if me.phase == DEAD:
             after = me._replace(phase=HOLDING, deadline=TTL - self._margin, rows=(TTL, NO_ROW))
-            yield Step("B starts", _with(state, 1, after))
+            yield Step("B starts", with_dispatcher(state, 1, after))
         elif not me.flight:
             if (after_claim := self._written(state, 1, Call(CLAIM))) is not None:
-                yield Step("B claims", _with(after_claim, 1, me._replace(flight=Flight(CLAIMED, 0, 0))))
+                yield Step("B claims", with_dispatcher(after_claim, 1, me._replace(flight=Flight(CLAIMED, 0, 0))))
         elif me.flight.stage in (RETURNED, ENDED):
             finish = Call(FINISH, 0, me.flight.claim, me.flight.stage)
             after_finish = self._written(state, 1, finish) or state
-            yield Step("B writes the outcome, if it counts", _with(after_finish, 1, me._replace(flight=())))
+            yield Step("B writes the outcome, if it counts", with_dispatcher(after_finish, 1, me._replace(flight=())))
         else:
             yield from self._of_the_executor(state, 1, me)
 
@@ -319,15 +305,19 @@ class Protocol:
         if not me.flight:
             return
         name, flight = "AB"[d], me.flight
-        ended = _with(state, d, me._replace(flight=flight._replace(stage=ENDED)))
+        ended = with_dispatcher(state, d, me._replace(flight=flight._replace(stage=ENDED)))
         if flight.stage == CLAIMED:
             # Board.allows() in executors/fence.py; else Verdict.UNSTARTED
             if (flight.lease == 0 and me.deadline > 0) or "fence" in self._without:
-                yield Step(f"{name}'s body starts", _with(state, d, me._replace(flight=flight._replace(stage=ALIVE))))
+                yield Step(
+                    f"{name}'s body starts", with_dispatcher(state, d, me._replace(flight=flight._replace(stage=ALIVE)))
+                )
             else:
                 yield Step(f"{name}'s executor does not start the body", ended)
         elif flight.stage == ALIVE:
-            yield Step(f"{name}'s body returns", _with(state, d, me._replace(flight=flight._replace(stage=RETURNED))))
+            yield Step(
+                f"{name}'s body returns", with_dispatcher(state, d, me._replace(flight=flight._replace(stage=RETURNED)))
+            )
             if me.deadline <= 0 and "switch" not in self._without:
                 yield Step(f"{name}'s zygote kills at the deadline", ended)
             else:
@@ -343,9 +333,9 @@ class Protocol:
 
     def _of_the_dead(self, state: State, d: int, me: Dispatcher) -> Iterator[Step]:
         if me.flight:
-            yield Step(f"{'AB'[d]}'s executors die with it", _with(state, d, me._replace(flight=())))
+            yield Step(f"{'AB'[d]}'s executors die with it", with_dispatcher(state, d, me._replace(flight=())))
         else:
-            yield Step(f"{'AB'[d]} starts", _with(state, d, me._replace(phase=FREE)))
+            yield Step(f"{'AB'[d]} starts", with_dispatcher(state, d, me._replace(phase=FREE)))
 
     # sweeps and time
 
@@ -359,14 +349,14 @@ class Protocol:
             is_given_up = me.phase == FREE or (me.phase != DEAD and lease == 1)
             if left != NO_ROW and (left < -self._grace or is_dead or is_given_up or "expiry" in self._without):
                 rows = (NO_ROW, me.rows[1]) if lease == 0 else (me.rows[0], NO_ROW)
-                after = _with(state, d, me._replace(rows=rows))
+                after = with_dispatcher(state, d, me._replace(rows=rows))
                 is_hit = state.status == RUNNING and state.holder == (d, lease)
-                yield Step(f"{'AB'[d]}'s lease is reclaimed", _lost(after) if is_hit else after)
+                yield Step(f"{'AB'[d]}'s lease is reclaimed", after_a_loss(after) if is_hit else after)
                 if is_hit:
                     yield Step(f"{'AB'[d]}'s lease is reclaimed, its run is locked and skipped", after)
-        is_orphan = state.status == RUNNING and state.holder[0] == d and _row(me, state.holder[1]) == NO_ROW
+        is_orphan = state.status == RUNNING and state.holder[0] == d and left_of(me, state.holder[1]) == NO_ROW
         if is_orphan and "orphans" not in self._without:
-            yield Step("the run without a lease is reclaimed", _lost(state))
+            yield Step("the run without a lease is reclaimed", after_a_loss(state))
 
     def _of_time(self, state: State) -> Iterator[Step]:
         for me in state.dispatchers:
@@ -388,62 +378,3 @@ class Protocol:
         newest = newest if newest == NO_ROW else max(newest - 1, -GRACE - 1)
         previous = previous if previous == NO_ROW else max(previous - 1, 0)  # given up: no grace for it
         return me._replace(deadline=max(me.deadline - 1, 0), keeper=keeper, rows=(newest, previous))
-
-
-def check(state: State) -> None:
-    """Raise Violation if a rule does not hold in this state."""
-    alive = [(me, me.flight) for me in state.dispatchers if me.flight and me.flight.stage in (ALIVE, ORPHANED)]
-    if len(alive) > 1:
-        raise Violation("two bodies of one run are alive")
-    for me, flight in alive:
-        if is_final(state):
-            raise Violation("a run is final, and its body is alive")
-        if _row(me, flight.lease) <= 0:
-            raise Violation("a body is alive whose lease is not")
-    if is_final(state):
-        for me in state.dispatchers:
-            is_claimed = (me.flight and me.flight.stage == CLAIMED) or (me.claims and me.claims[:2] == (CLAIM, 0))
-            if is_claimed and me.deadline > 0 and not (me.claims and not me.claims.is_done):
-                raise Violation("a run is final, and its body may yet start")
-
-
-def is_final(state: State) -> bool:
-    return state.status in (SUCCESSFUL, FAILED)
-
-
-def _with(state: State, d: int, me: Dispatcher) -> State:
-    a, b = state.dispatchers
-    return state._replace(dispatchers=(me, b) if d == 0 else (a, me))
-
-
-def _row(me: Dispatcher, lease: int) -> int:
-    return me.rows[lease] if lease < OLDEST else NO_ROW
-
-
-def _aged(me: Dispatcher) -> Dispatcher:
-    """It takes a new lease: what is of the newest is of the previous one now."""
-
-    def aged(what: tuple[()] | Call | Flight) -> tuple[()] | Call | Flight:
-        return what and what._replace(lease=min(what.lease + 1, OLDEST))
-
-    return me._replace(claims=aged(me.claims), ghost=aged(me.ghost), flight=aged(me.flight))
-
-
-def _claimed(state: State) -> State:
-    """The run is claimed once more: what is of the newest claim is of the one before now."""
-
-    def aged(what: tuple[()] | Call | Flight) -> tuple[()] | Call | Flight:
-        is_of_a_claim = what and not (isinstance(what, Call) and what.verb == CLAIM and not what.is_done)
-        return what._replace(claim=1) if is_of_a_claim else what
-
-    a, b = (
-        me._replace(claims=aged(me.claims), ghost=aged(me.ghost), flight=aged(me.flight)) for me in state.dispatchers
-    )
-    return state._replace(dispatchers=(a, b))
-
-
-def _lost(state: State) -> State:
-    """_LOSE in store/statements.py."""
-    interruptions = state.interruptions + 1
-    status = FAILED if interruptions >= MAX_INTERRUPTIONS else READY
-    return state._replace(status=status, holder=NOBODY, interruptions=interruptions)

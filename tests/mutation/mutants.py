@@ -144,7 +144,7 @@ _OF_STATEMENTS = (
 
 _OF_ENQUEUE = (
     ("ORDER BY id FOR NO KEY UPDATE", "ORDER BY id", _STEERING + _AT_ONCE),
-    ("ORDER BY id FOR NO KEY UPDATE", "ORDER BY id DESC FOR NO KEY UPDATE", _STEERING + _DEADLOCK),
+    ("ORDER BY id FOR NO KEY UPDATE", "ORDER BY id DESC FOR NO KEY UPDATE", _store("postgres_cancels")),
     ("t.status IN ('SCHEDULED', 'READY', 'BLOCKED')", "true", _STEERING),
     ("t.id AND t.status = 'RUNNING'", "t.id", _STEERING),
     ("COALESCE(r.cancel_requested_at, clock_timestamp())", "clock_timestamp()", _STEERING),
