@@ -83,8 +83,8 @@ def check(state: State) -> None:
             raise Violation("a body is alive whose lease is not")
     if is_final(state):
         for me in state.dispatchers:
-            is_claimed = (me.flight and me.flight.stage == CLAIMED) or (me.claims and me.claims[:2] == (CLAIM, 0))
-            if is_claimed and me.deadline > 0 and not (me.claims and not me.claims.is_done):
+            is_answered = bool(me.claims) and me.claims[:2] == (CLAIM, 0) and me.claims.is_done
+            if me.deadline > 0 and (is_answered or me.flight[:2] == (CLAIMED, 0)):
                 raise Violation("a run is final, and its body may yet start")
 
 

@@ -52,6 +52,7 @@ _LOST = "tests/faults/test_lost_leases.py::"
 _GROUND = (_LOST + "test_a_lost_lease_is_followed_by_another_one_only_when_its_bodies_are_dead",)
 _FROZEN = (_LOST + "test_the_bodies_of_a_frozen_dispatcher_are_dead_before_its_lease_expires",)
 _DEAD = "tests/faults/test_dead_dispatchers.py::"
+_KNOWN = ("tests/faults/test_reconciling.py",)
 _TROUBLE = (
     "tests/faults/test_claims.py::test_a_claim_that_was_committed_after_its_connection_broke_is_released",
     _DEAD + "test_a_terminated_session_costs_no_run",
@@ -169,7 +170,7 @@ _OF_THE_FENCE = (
     (LEASE, "self._extend(lease_id, began)", "self._extend(lease_id, now_ns())", _KEEPER),
     (LEASE, "if is_ours and now_ns() < self._deadline_ns", "if is_ours", _KEEPER),
     (LEASE, "if is_ours and now_ns() < self._deadline_ns", "if now_ns() < self._deadline_ns", _KEEPER),
-    (LEASE, "self._may_acquire = False", "self._may_acquire = True", _KEEPER + _GROUND),
+    (LEASE, "self._may_acquire = False", "self._may_acquire = True", _GROUND),
     (SERVICE, 'await self.pool.kill_all("lease")', "await asyncio.sleep(0)", _GROUND),
     (ZYGOTE, "if self._children and now_ns() >= self._board.deadline_ns()", "if False", _FROZEN),
 )  # fmt: skip
@@ -178,7 +179,8 @@ _OF_THE_CLAIMS = (
      (_DEAD + "test_a_dispatcher_is_dead_only_when_its_executors_are",)),
     (PROCESS, "if start_time(pid) == started:", "if False:",
      (_DEAD + "test_a_dispatcher_is_dead_only_when_its_executors_are",)),
-    (CLAIMS, "if token not in ours and not self._pool.knows(token)", "if token not in ours", _TROUBLE),
+    (CLAIMS, "if token not in ours and not self._pool.knows(token)", "if token not in ours", _KNOWN),
+    (CLAIMS, "if token not in ours and not self._pool.knows(token)", "if not self._pool.knows(token)", _TROUBLE),
     (CLAIMS, "if token not in ours and not self._pool.knows(token)", "if False", _TROUBLE),
     (CLAIMS, "self._loop.call_later(self._store.deadline_seconds, self._reconcile_soon)", "pass", _TROUBLE),
 )  # fmt: skip
