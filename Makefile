@@ -3,6 +3,7 @@
 # make soak    random work and random faults for a minute, and an audit; SOAK=3600 for an hour, SEED=… for a schedule again
 # make lint    style, types and layers
 # make bench   speed, cost and growth beside what plain SQL reaches, half an hour; BENCH_ARGS="--quick" is a glance
+# make mutants takes out each guard of the store and the leases in turn, and sees that a test fails; MUTANTS=fence picks some
 #
 # Needs make and a python3 (3.11 or newer) with its venv module, nothing else. `make clean` removes what they made.
 
@@ -10,11 +11,12 @@ PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+MUTANTS ?=
 SOAK ?= 60
 SEED ?=
 export SOAK SEED
 
-.PHONY: demo test soak lint bench clean
+.PHONY: demo test soak mutants lint bench clean
 
 demo: $(VENV)/demo.installed
 	@exec $(VENV)/bin/python -m testproject.demo
@@ -33,6 +35,9 @@ lint: $(VENV)/dev.installed
 
 bench: $(VENV)/demo.installed
 	$(VENV)/bin/python manage.py dispatch_bench $(BENCH_ARGS)
+
+mutants: $(VENV)/test.installed
+	$(VENV)/bin/python -m tests.mutation $(MUTANTS)
 
 clean:
 	-test ! -x $(VENV)/bin/python || $(VENV)/bin/python -m testproject.postgres stop

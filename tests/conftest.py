@@ -47,14 +47,18 @@ def django_db_modify_db_settings(server_url: str) -> None:
 
 @pytest.fixture(scope="session")
 def django_db_setup(
-    django_test_environment: None, django_db_modify_db_settings: None, django_db_blocker: DjangoDbBlocker
+    request: pytest.FixtureRequest,
+    django_test_environment: None,
+    django_db_modify_db_settings: None,
+    django_db_blocker: DjangoDbBlocker,
 ) -> Iterator[None]:
     """Make the test database for every test that asks; pytest-django's own makes none for those without its marker."""
+    keepdb = bool(request.config.getoption("reuse_db"))
     with django_db_blocker.unblock():
-        old = setup_databases(verbosity=0, interactive=False, serialized_aliases=())
+        old = setup_databases(verbosity=0, interactive=False, serialized_aliases=(), keepdb=keepdb)
     yield
     with django_db_blocker.unblock():
-        teardown_databases(old, verbosity=0)
+        teardown_databases(old, verbosity=0, keepdb=keepdb)
 
 
 @pytest.fixture(scope="session")

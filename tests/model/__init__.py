@@ -1,0 +1,1 @@
+"""A model of the lease protocol, small enough that every state of it can be looked at."""

@@ -1,0 +1,130 @@
+"""What the model knows of the world: the run, the leases and two dispatchers, at one moment; and what may never be."""
+
+from typing import NamedTuple
+
+TTL = 3
+MARGIN = 1
+GRACE = 1
+MAX_INTERRUPTIONS = 2
+OLDEST = 2
+"""Older leases and claims are as good as this old: nothing in the database fits them any more."""
+NO_ROW = -9
+
+# Plain strings, not enumerations, for speed: their hashes are kept.
+READY, RUNNING, SUCCESSFUL, FAILED = "READY", "RUNNING", "SUCCESSFUL", "FAILED"
+DEAD, FREE, HOLDING, LOST = "dead", "without a lease", "holding a lease", "grounding"
+CLAIMED, ALIVE, ORPHANED, RETURNED, ENDED = "claimed", "alive", "orphaned", "returned", "ended"
+RENEW, CLAIM, FINISH = "renewal", "claim", "finish"
+
+
+class Violation(Exception):
+    """A rule is broken; the text says which, ``step`` by what, if that never came to a state."""
+
+    def __init__(self, rule: str, step: str = "") -> None:
+        super().__init__(rule)
+        self.step = step
+
+
+class Flight(NamedTuple):
+    """A claimed run in a dispatcher's hands. Its body is ALIVE or ORPHANED; or was, and that is to be written."""
+
+    stage: str
+    lease: int
+    claim: int
+
+
+class Call(NamedTuple):
+    """A statement under way; ``is_done``: only its reply still is. ``age``: ticks since a renewal was sent."""
+
+    verb: str
+    lease: int = 0
+    claim: int = 0
+    stage: str = ""
+    is_done: bool = False
+    age: int = 0
+
+
+class Dispatcher(NamedTuple):
+    """``ghost`` is a statement given up by its sender. ``rows`` is what is left of its newest and previous lease."""
+
+    phase: str = DEAD
+    deadline: int = 0
+    keeper: tuple[()] | Call = ()
+    claims: tuple[()] | Call = ()
+    ghost: tuple[()] | Call = ()
+    flight: tuple[()] | Flight = ()
+    must_reconcile: bool = False
+    must_again: bool = False
+    rows: tuple[int, int] = (NO_ROW, NO_ROW)
+
+
+class State(NamedTuple):
+    """``holder`` is whose lease a RUNNING run points to: dispatcher and lease."""
+
+    status: str
+    holder: tuple[int, int]
+    interruptions: int
+    dispatchers: tuple[Dispatcher, Dispatcher]
+
+
+NOBODY = (-1, 0)
+START = State(READY, NOBODY, 0, (Dispatcher(), Dispatcher()))
+
+
+def check(state: State) -> None:
+    """Raise Violation if a rule does not hold in this state."""
+    alive = [(me, me.flight) for me in state.dispatchers if me.flight and me.flight.stage in (ALIVE, ORPHANED)]
+    if len(alive) > 1:
+        raise Violation("two bodies of one run are alive")
+    for me, flight in alive:
+        if is_final(state):
+            raise Violation("a run is final, and its body is alive")
+        if left_of(me, flight.lease) <= 0:
+            raise Violation("a body is alive whose lease is not")
+    if is_final(state):
+        for me in state.dispatchers:
+            is_answered = bool(me.claims) and me.claims[:2] == (CLAIM, 0) and me.claims.is_done
+            if me.deadline > 0 and (is_answered or me.flight[:2] == (CLAIMED, 0)):
+                raise Violation("a run is final, and its body may yet start")
+
+
+def is_final(state: State) -> bool:
+    return state.status in (SUCCESSFUL, FAILED)
+
+
+def with_dispatcher(state: State, d: int, me: Dispatcher) -> State:
+    a, b = state.dispatchers
+    return state._replace(dispatchers=(me, b) if d == 0 else (a, me))
+
+
+def left_of(me: Dispatcher, lease: int) -> int:
+    return me.rows[lease] if lease < OLDEST else NO_ROW
+
+
+def a_lease_later(me: Dispatcher) -> Dispatcher:
+    """It takes a new lease: what is of the newest is of the previous one now."""
+
+    def aged(what: tuple[()] | Call | Flight) -> tuple[()] | Call | Flight:
+        return what and what._replace(lease=min(what.lease + 1, OLDEST))
+
+    return me._replace(claims=aged(me.claims), ghost=aged(me.ghost), flight=aged(me.flight))
+
+
+def a_claim_later(state: State) -> State:
+    """The run is claimed once more: what is of the newest claim is of the one before now."""
+
+    def aged(what: tuple[()] | Call | Flight) -> tuple[()] | Call | Flight:
+        is_of_a_claim = what and not (isinstance(what, Call) and what.verb == CLAIM and not what.is_done)
+        return what._replace(claim=1) if is_of_a_claim else what
+
+    a, b = (
+        me._replace(claims=aged(me.claims), ghost=aged(me.ghost), flight=aged(me.flight)) for me in state.dispatchers
+    )
+    return state._replace(dispatchers=(a, b))
+
+
+def after_a_loss(state: State) -> State:
+    """_LOSE in store/statements.py."""
+    interruptions = state.interruptions + 1
+    status = FAILED if interruptions >= MAX_INTERRUPTIONS else READY
+    return state._replace(status=status, holder=NOBODY, interruptions=interruptions)

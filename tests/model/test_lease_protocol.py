@@ -1,0 +1,62 @@
+"""The lease protocol keeps its rules in every interleaving; and each of its guards is needed for that."""
+
+import pytest
+
+from .explore import explore
+from .lease_protocol import GUARDS, Protocol
+
+OVERLAP = "a body is alive whose lease is not"
+FALSE = "a claim is ended by another one's outcome"
+LOSS = "the run is lost: it can never end"
+
+# What goes wrong without a guard. The others are second lines: without one of them nothing does, by the first.
+NEEDED = {
+    "switch": OVERLAP,
+    "margin": OVERLAP,
+    "clock": OVERLAP,
+    "kill": OVERLAP,
+    "fence": OVERLAP,
+    "expiry": OVERLAP,
+    "dead": OVERLAP,
+    "known": "two bodies of one run are alive",
+    "epoch in claim": FALSE,
+    "epoch at finish": FALSE,
+    "live in claim": "a run is claimed under a lease that is not live",
+    "live in renew": "an expired lease lives again",
+    "reconcile": LOSS,
+    "again": LOSS,
+    "orphans": LOSS,
+}
+DEPTH = 13
+
+
+@pytest.mark.slow
+def test_no_interleaving_breaks_a_rule_and_from_each_the_run_can_end() -> None:
+    """The whole space: A late, cut off, frozen or crashed in any way at any step, beside a B that takes over."""
+    found = explore(Protocol())
+    print(found)
+    assert not found.violation, str(found)
+    assert found.states > 100_000, "the model has lost most of its states"
+
+
+def test_no_short_interleaving_of_two_troubled_dispatchers_breaks_a_rule() -> None:
+    found = explore(Protocol(is_b_prompt=False), depth=DEPTH)
+    print(found)
+    assert not found.violation, str(found)
+    assert found.states > 1_000, "the model has lost most of its states"
+
+
+@pytest.mark.parametrize("guard", NEEDED)
+def test_without_a_guard_a_rule_breaks(guard: str) -> None:
+    """Shown with the shortest way there; -s prints it."""
+    found = explore(Protocol([guard]), most_faults=1 if NEEDED[guard] == LOSS else None)
+    print(f"Without {guard!r} ({GUARDS[guard]}):\n{found}")
+    assert found.violation == NEEDED[guard], str(found)
+    assert len(found.trace) == found.depth
+
+
+def test_two_bodies_of_one_run_are_alive_when_the_switch_is_late() -> None:
+    """What the protocol rests on: a zygote that is frozen too, as with its whole machine, cannot act."""
+    found = explore(Protocol(has_late_zygote=True))
+    print(found)
+    assert found.violation == OVERLAP, str(found)

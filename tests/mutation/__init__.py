@@ -1,0 +1,1 @@
+"""Remove each guard in turn, and see which test notices: ``make mutants``."""
