@@ -179,7 +179,9 @@ class Dispatcher:
         return Listener(
             self._listen_params,
             on_wakeup=self._on_wakeup,
-            on_connected=self.claims.look,
+            on_connected=lambda: self._soon(
+                "poll", self._poll()
+            ),  # a wakeup that was missed may have named a new queue
             send=send,
             pause=backoff.next_seconds,
             on_proved=backoff.reset,

@@ -18,7 +18,7 @@ def test_a_wakeup_missed_while_disconnected_is_made_up_for_by_a_look(kit: Kit, r
     wait_until_final(tasks.note.delay(), seconds=5)
     relay.refuse()
     a.wait_for_log("The listening connection was lost")
-    missed = tasks.note.delay()
+    missed = tasks.note.apply_async(queue="never heard of")
     assert kit.ledger.starts(missed) == 0
     relay.forward()
     (missed,) = wait_until_final(missed, seconds=12)
