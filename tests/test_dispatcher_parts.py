@@ -177,7 +177,7 @@ def test_a_flood_of_wakeups_is_no_flood_of_claims(database_url: str) -> None:
         await store.close()
         return loop.time() - began
 
-    assert asyncio.run(main()) >= 49 / VAIN_LOOKS_PER_SECOND
+    assert asyncio.run(main()) > 48 / VAIN_LOOKS_PER_SECOND
 
 
 # housekeeping's timers

@@ -18,7 +18,6 @@ from ..finish import settle
 from ..messages import Outcome, Verdict, error_document
 from ..store.base import ClaimedRun, Exchange, Settlement
 from ..store.exchange import AsyncExchanger
-from ..wakeups.sending import TokenBucket
 from .backoff import Backoff
 from .executor import Flight, Token
 from .pool import Pool, Room
@@ -79,7 +78,6 @@ class Claims:
         self._busy_backoff = Backoff(first_seconds=0.05, longest_seconds=LONGEST_BUSY_SECONDS)
         self._resent: set[Token] = set()
         self._no_picking_before = 0.0
-        self._vain_looks = TokenBucket(burst=VAIN_LOOKS, per_second=VAIN_LOOKS_PER_SECOND, now=self._loop.time())
         self._no_look_before = 0.0
         self._second_looks: list[asyncio.TimerHandle] = []
         self._should_look = False
@@ -217,8 +215,10 @@ class Claims:
     def _pace_looks(self) -> None:
         """After a look in vain: the next one has to wait if there were too many lately."""
         now = self._loop.time()
-        if not self._vain_looks.take(now):
-            self._no_look_before = now + 1 / VAIN_LOOKS_PER_SECOND
+        # Each puts it off by its share of a second; a quiet time is worth so many at once.
+        self._no_look_before = max(self._no_look_before, now - VAIN_LOOKS / VAIN_LOOKS_PER_SECOND)
+        self._no_look_before += 1 / VAIN_LOOKS_PER_SECOND
+        if self._no_look_before > now:
             self._loop.call_at(self._no_look_before, self._event.set)
 
     def _room(self) -> Room:
