@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
 from uuid import UUID
 
 import pytest
@@ -13,6 +14,7 @@ from django.db import OperationalError
 from django_dispatch.dispatcher import process
 from django_dispatch.dispatcher.housekeeping import Housekeeping
 from django_dispatch.dispatcher.store_thread import StoreThread
+from django_dispatch.dispatcher.trouble import Trouble
 from django_dispatch.models import Lease
 from django_dispatch.store.postgres import open_store
 from tests.store.tables import FAR_OFF
@@ -56,6 +58,7 @@ def new_housekeeping(store: StoreThread) -> Callable[[bool], Housekeeping]:
             own_lease=lambda: None,
             on_ready=lambda _: None,
             is_listening=lambda: is_listening,
+            trouble=Mock(spec=Trouble),
         )
 
     return new

@@ -37,6 +37,7 @@ async def listening(heard: Callable[[Wakeup], None]) -> AsyncIterator[Send]:
         send=send,
         on_failed=fail,
         on_proved=lambda: None,
+        proof_seconds=5,
     )
     task = asyncio.create_task(listener.run())
     try:
