@@ -164,6 +164,7 @@ def test_a_flood_of_wakeups_is_no_flood_of_claims(database_url: str) -> None:
             max_interruptions=1,
             max_runs=None,
             on_quiet=look_again,
+            trouble=Trouble(),
         )
         claims.is_claiming = True
         began = loop.time()
