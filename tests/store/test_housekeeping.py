@@ -51,7 +51,7 @@ class TestPromote:
 
     @pytest.mark.parametrize("status", [Status.READY, Status.BLOCKED, Status.SUCCESSFUL, Status.CANCELLED])
     def test_only_scheduled_runs_are_promoted(self, store: Store, status: Status) -> None:
-        run_id = add_run(status=status, run_after=LONG_AGO)
+        run_id = add_run(status=status)
         before = columns_of(run_id)
         assert store.promote(limit=100) == ([], None)
         assert columns_of(run_id) == before
