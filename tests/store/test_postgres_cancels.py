@@ -23,6 +23,7 @@ def test_two_cancels_of_the_same_runs_do_not_deadlock(transactional_db: None) ->
 
     def is_waiting() -> bool:
         with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_stat_clear_snapshot()")  # in a transaction it would stay as it was
             cursor.execute(WAITS, ["%target AS MATERIALIZED%"])
             return bool(cursor.fetchone()[0])
 
