@@ -98,7 +98,7 @@ def test_a_transaction_that_holds_a_running_run_holds_up_nothing_else(kit: Kit) 
         assert kit.cut.sessions("claims") == [claims], "no statement was broken off"
 
         kit.cut("claims")
-        a.wait_for_log("The database does not answer")
+        a.wait_for_log("Trouble with the database (claims)")
         reconnected_at = Lease.objects.get().renewed_at
         wait_for(lambda: Lease.objects.get().renewed_at > reconnected_at + timedelta(seconds=3), what="all comparisons")
         a.terminate()
