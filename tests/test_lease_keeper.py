@@ -3,9 +3,11 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest.mock import Mock
 from uuid import UUID
 
 from django_dispatch.dispatcher.lease import LeaseKeeper
+from django_dispatch.dispatcher.trouble import Trouble
 from django_dispatch.executors.fence import NEVER, Board, now_ns
 from django_dispatch.models import Lease
 from django_dispatch.store.base import NewLease
@@ -55,6 +57,7 @@ class Scene:
             margin_seconds=MARGIN_SECONDS,
             on_acquired=lambda lease_id: self.acquired.append((lease_id, self.board.allows(lease_id.bytes))),
             on_lost=lambda lease_id: self.lost.append((lease_id, self.board.allows(lease_id.bytes))),
+            trouble=Mock(spec=Trouble),
         )
 
 

@@ -261,7 +261,7 @@ def test_a_process_is_dead_when_it_is_another_one(tmp_path: Path) -> None:
 
 
 def _entry(epoch: int) -> Entry:
-    return Entry(TaskContext(run_id=ID, epoch=epoch, attempt=epoch, worker_id="", report=None, is_stopping=None))
+    return Entry(TaskContext(run_id=ID, epoch=epoch, attempt=epoch, worker_id="", report=None, why_stop=None))
 
 
 # the timeline
