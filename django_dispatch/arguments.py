@@ -62,12 +62,13 @@ def encode(task: str, signature: Signature, args: Sequence[Any], kwargs: Mapping
     """
     if not isinstance(args, list | tuple) or not isinstance(kwargs, Mapping):
         raise InvalidArguments(f"Task {task!r}: args must be a list or tuple and kwargs a dict, even for one argument.")
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise InvalidArguments(
-            f"Task {task!r} cannot be called with these arguments: {error}. Its signature is {signature}."
-        ) from None
+    if kwargs or not _fit_by_place(signature, len(args)):
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise InvalidArguments(
+                f"Task {task!r} cannot be called with these arguments: {error}. Its signature is {signature}."
+            ) from None
     for index, value in enumerate(args):
         try:
             _check(value, 1)
@@ -80,6 +81,18 @@ def encode(task: str, signature: Signature, args: Sequence[Any], kwargs: Mapping
         except _Refused as refused:
             raise _invalid(task, refused, name) from None
     return _encoder.encode(list(args)) if args else "[]", _encoder.encode(dict(kwargs)) if kwargs else "{}"
+
+
+def _fit_by_place(signature: Signature, count: int) -> bool:
+    """Whether so many positional arguments fit a plain signature; quicker than bind(), which alone can say no."""
+    for parameter in signature.parameters.values():
+        if parameter.kind not in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
+            return False
+        if count:
+            count -= 1
+        elif parameter.default is Parameter.empty:
+            return False
+    return not count
 
 
 def is_storable(text: str) -> bool:

@@ -1,10 +1,11 @@
 """Record runs in the caller's transaction, and wake dispatchers once it has committed; in the caller's process."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
+from functools import cache
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict, TypeGuard, overload
 
 from django.conf import settings
 from django.utils import timezone
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 MAX_QUEUE_LENGTH = 100
 MAX_ATTEMPTS = 32_767
 MAX_DURATION = timedelta(days=36_525)
+# What every run is at first, and what is not null in it.
+AT_FIRST = {"epoch": 0, "attempt": 0, "failures": 0, "interruptions": 0, "source": "app"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,45 +132,86 @@ def enqueue(new: NewRun) -> "Run":
             wake_now(using, wakeup)
     else:
         recorded = store.enqueue(using, new)
-        if recorded.status == "READY":
-            wake_after_commit(using, wakeup)
+        wake_after_commit(using, _wakeup(new, recorded))
     return _run(using, new, recorded)
 
 
-def enqueue_many(news: Iterable[NewRun]) -> "list[Run]":
+class Runs(Sequence["Run"]):
+    """The runs of one bulk, in the order given. Each is made when it is first looked at: most are never."""
+
+    def __init__(self, using: str, news: Sequence[NewRun], recorded: Sequence[store.Recorded]) -> None:
+        self._using = using
+        self._news = news
+        self._recorded = recorded
+        self._made: dict[int, Run] = {}
+
+    def __len__(self) -> int:
+        return len(self._news)
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> "Run": ...
+    @overload
+    def __getitem__(self, index: slice) -> "list[Run]": ...
+    def __getitem__(self, index: SupportsIndex | slice) -> "Run | list[Run]":
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        place = range(len(self))[index]
+        if place not in self._made:
+            self._made[place] = _run(self._using, self._news[place], self._recorded[place])
+        return self._made[place]
+
+    def __repr__(self) -> str:
+        return f"<Runs: {len(self)}>"
+
+
+def enqueue_many(news: Iterable[NewRun]) -> Runs:
     """Record many runs, all or none, and return them in the order given; one wakeup a queue."""
     using = conf.current().database
     news = list(news)
-    runs = [_run(using, *both) for both in zip(news, store.enqueue_many(using, news), strict=True)]
-    for queue in dict.fromkeys(run.queue for run in runs if run.status == "READY"):
-        wake_after_commit(using, Wakeup("ready", queue))
-    return runs
+    runs = store.enqueue_many(using, news)
+    for wakeup in dict.fromkeys(map(_wakeup, news, runs)):
+        wake_after_commit(using, wakeup)
+    return Runs(using, news, runs)
+
+
+def _wakeup(new: NewRun, recorded: store.Recorded) -> Wakeup:
+    return Wakeup("ready" if recorded.status == "READY" else "scheduled", new.queue)
 
 
 def _run(using: str, new: NewRun, recorded: store.Recorded) -> "Run":
     """The row that was written, as its model, without asking for it again: nothing deferred, no expression left."""
-    from .models import Run, Source
+    from .models import Run
 
-    run = Run(
-        **recorded._asdict(),
-        task=new.task,
-        queue=new.queue,
-        priority=new.priority,
-        args=json.loads(new.args),
-        kwargs=json.loads(new.kwargs),
-        epoch=0,
-        attempt=0,
-        failures=0,
-        interruptions=0,
-        max_attempts=new.max_attempts,
-        timeout=None if new.timeout_seconds is None else timedelta(seconds=new.timeout_seconds),
-        on_lost=new.on_lost,
-        source=Source.APP.value,
-        meta=json.loads(new.meta),
-    )
-    run._state.adding = False
-    run._state.db = using
-    return run
+    values = AT_FIRST | {
+        "id": recorded.id,
+        "enqueued_at": recorded.enqueued_at,
+        "status": recorded.status,
+        "run_after": recorded.run_after,
+        "task": new.task,
+        "queue": new.queue,
+        "priority": new.priority,
+        "args": _value(new.args),
+        "kwargs": _value(new.kwargs),
+        "max_attempts": new.max_attempts,
+        "timeout": None if new.timeout_seconds is None else timedelta(seconds=new.timeout_seconds),
+        "on_lost": new.on_lost,
+        "meta": _value(new.meta),
+        "errors": [],
+    }
+    names = _columns()
+    return Run.from_db(using, names, [values.get(name) for name in names])
+
+
+@cache
+def _columns() -> list[str]:
+    from .models import Run
+
+    return [field.attname for field in Run._meta.concrete_fields]
+
+
+def _value(text: str) -> Any:
+    """What most JSON texts here are needs no reader."""
+    return {} if text == "{}" else [] if text == "[]" else json.loads(text)
 
 
 def _check_moment(value: object) -> datetime:

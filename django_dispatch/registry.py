@@ -137,7 +137,7 @@ class Task(Generic[P, R_co]):
         self,
         calls: Iterable[tuple[Any, ...] | Call],
         **options: Unpack[EnqueueOptions],
-    ) -> "list[Run]":
+    ) -> "Sequence[Run]":
         """Enqueue one run for each call, all or none, and return them in the order given, with ascending ids.
 
         A call is a tuple of positional arguments or a ``Call``. All are checked before anything is written; an error
@@ -163,7 +163,7 @@ class Task(Generic[P, R_co]):
         self,
         calls: Iterable[tuple[Any, ...] | Call],
         **options: Unpack[EnqueueOptions],
-    ) -> "list[Run]":
+    ) -> "Sequence[Run]":
         """See delay_many()."""
         return await sync_to_async(self.delay_many, thread_sensitive=True)(calls, **options)
 

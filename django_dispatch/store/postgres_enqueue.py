@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from uuid import UUID
 
@@ -19,6 +19,7 @@ from .base import NewRun
 if TYPE_CHECKING:
     from django_dispatch.models import Run
 
+OPTIONS = ("queue", "priority", "run_after", "delay_seconds", "max_attempts", "timeout_seconds", "on_lost")
 CHUNK_RUNS = 1000
 # A jsonb document holds at most 256 MB; long before that, a statement this large is no faster than two.
 CHUNK_CHARACTERS = 8_000_000
@@ -57,24 +58,27 @@ WAKE = """,
 TOO_MANY_NOTIFICATIONS = "54000"
 
 # The clock is read once, so that status and run_after agree, and every run of a chunk is due at the same moment.
-# The runs are sorted before the ids are drawn: ids, and therefore starts, come in the order of the document.
+# The runs are sorted before the ids are drawn: ids, and therefore starts, come in the order of the document. One row
+# comes back, of arrays in that order.
 ENQUEUE_MANY = """
 WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS now),
 new AS (
-  SELECT r.*, CASE WHEN d.due > clock.now THEN d.due END AS later
+  SELECT r.*, clock.now, CASE WHEN d.due > clock.now THEN d.due END AS later
   FROM clock, ROWS FROM (jsonb_to_recordset(%s::jsonb) AS (
     task text, queue text, priority smallint, args jsonb, kwargs jsonb, run_after timestamptz,
     delay_seconds double precision, max_attempts smallint, timeout_seconds double precision, on_lost text, meta jsonb
   )) WITH ORDINALITY AS r (
     task, queue, priority, args, kwargs, run_after, delay_seconds, max_attempts, timeout_seconds, on_lost, meta, place
   ), LATERAL (SELECT COALESCE(r.run_after, clock.now + make_interval(secs => r.delay_seconds)) AS due) d
+), recorded AS (
+  INSERT INTO django_dispatch_run (
+    task, queue, priority, args, kwargs, max_attempts, timeout, on_lost, meta, source, enqueued_at, status, run_after)
+  SELECT task, queue, priority, args, COALESCE(kwargs, '{}'), max_attempts, make_interval(secs => timeout_seconds),
+    on_lost, COALESCE(meta, '{}'), 'app', now, CASE WHEN later IS NULL THEN 'READY' ELSE 'SCHEDULED' END, later
+  FROM new ORDER BY place
+  RETURNING id, run_after
 )
-INSERT INTO django_dispatch_run (
-  task, queue, priority, args, kwargs, max_attempts, timeout, on_lost, meta, source, status, run_after)
-SELECT task, queue, priority, args, kwargs, max_attempts, make_interval(secs => timeout_seconds), on_lost, meta, 'app',
-  CASE WHEN later IS NULL THEN 'READY' ELSE 'SCHEDULED' END, later
-FROM new ORDER BY place
-RETURNING id, enqueued_at, status, run_after
+SELECT now, array_agg(id ORDER BY id), array_agg(run_after ORDER BY id) FROM recorded, clock GROUP BY now
 """
 
 # Locked first, by id: a claim or finish that is under way is waited for and its result seen, and two cancels of the
@@ -193,8 +197,11 @@ def _values(new: NewRun) -> dict[str, Any]:
 def _insert_chunk(using: str, runs: str) -> list[Recorded]:
     with connections[using].cursor() as cursor:
         cursor.execute(ENQUEUE_MANY, [f"[{runs}]"])
-        # Sorted because no rule says in which order RETURNING speaks.
-        return sorted(Recorded(*row) for row in cursor.fetchall())
+        now, ids, later = cursor.fetchone()
+    return [
+        Recorded(run_id, now, "SCHEDULED" if run_after else "READY", run_after)
+        for run_id, run_after in zip(ids, later, strict=True)
+    ]
 
 
 def _chunks(news: Iterable[NewRun]) -> Iterator[str]:
@@ -213,14 +220,16 @@ def _chunks(news: Iterable[NewRun]) -> Iterator[str]:
 
 def _document(new: NewRun) -> str:
     """The run as a JSON object, with the texts that are JSON already put in as they are."""
-    options = {
-        "task": new.task,
-        "queue": new.queue,
-        "priority": new.priority,
-        "run_after": new.run_after and new.run_after.isoformat(),
-        "delay_seconds": new.delay_seconds,
-        "max_attempts": new.max_attempts,
-        "timeout_seconds": new.timeout_seconds,
-        "on_lost": new.on_lost,
-    }
-    return f'{json.dumps(options)[:-1]}, "args": {new.args}, "kwargs": {new.kwargs}, "meta": {new.meta}}}'
+    task, args, kwargs, *options, meta = new
+    beginning = _beginning(task, *options)
+    rest = "" if kwargs == "{}" else f', "kwargs": {kwargs}'
+    if meta != "{}":
+        rest += f', "meta": {meta}'
+    return f'{beginning}, "args": {args}{rest}}}'
+
+
+@lru_cache(maxsize=64)  # the runs of a bulk are alike in these
+def _beginning(task: str, *options: Any) -> str:
+    """The beginning of a JSON object, with what is not null of the task and the options, in the order of NewRun."""
+    values = zip(("task", *OPTIONS), (task, *options), strict=True)
+    return json.dumps({name: value for name, value in values if value is not None}, default=datetime.isoformat)[:-1]

@@ -8,21 +8,21 @@ from typing import Literal, get_args
 
 CHANNEL = "django_dispatch"
 
-WakeupKind = Literal["ready", "cancel", "lease", "test"]
+WakeupKind = Literal["ready", "scheduled", "cancel", "lease", "test"]
 
 
 @dataclass(frozen=True, slots=True)
 class Wakeup:
-    """``ready``: a queue may have READY runs; ``cancel``: a lease's runs were asked to stop; ``test``: an echo.
+    """``ready``: a queue may have READY runs; ``scheduled``: it has one that is due later.
 
-    ``lease``: a dispatcher of a host has taken a lease.
+    ``cancel``: a lease's runs were asked to stop; ``lease``: a dispatcher of a host took a lease; ``test``: an echo.
     """
 
     kind: WakeupKind
     value: str
 
     def encode(self) -> str:
-        """Return the payload: ``ready:<queue>``, ``cancel:<lease id>``, ``lease:<host>`` or ``test:<any text>``."""
+        """Return the payload: the kind, a colon, and the queue, lease id, host or (for a test) any text."""
         return f"{self.kind}:{self.value}"
 
     @classmethod

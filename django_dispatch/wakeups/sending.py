@@ -45,7 +45,7 @@ class TokenBucket:
             return True
 
 
-_buckets: dict[str, TokenBucket] = {}
+_buckets: dict[Wakeup, TokenBucket] = {}
 
 
 def wake_after_commit(using: str, wakeup: Wakeup) -> None:
@@ -60,7 +60,7 @@ def wake_after_commit(using: str, wakeup: Wakeup) -> None:
         return  # Whoever manages transactions by hand commits without telling us: the poll finds the runs.
 
     def send() -> None:
-        if wakeup.kind != "ready" or _has_token(wakeup.value):
+        if wakeup.kind == "cancel" or _has_token(wakeup):
             wake_now(using, wakeup)
 
     transaction.on_commit(send, using=using, robust=True)
@@ -70,7 +70,7 @@ def may_ride(using: str, wakeup: Wakeup) -> bool:
     """Return whether the statement that enqueues may send the wakeup: it is alone, and a token was there, now taken."""
     connection = connections[using]
     is_alone = not connection.in_atomic_block and connection.get_autocommit()
-    return bool(conf.current().wakeups) and is_alone and _has_token(wakeup.value)
+    return bool(conf.current().wakeups) and is_alone and _has_token(wakeup)
 
 
 def wake_now(using: str, wakeup: Wakeup) -> None:
@@ -82,11 +82,11 @@ def wake_now(using: str, wakeup: Wakeup) -> None:
         logger.warning("Wakeup %s could not be sent; it is found by polling", wakeup.encode(), exc_info=True)
 
 
-def _has_token(queue: str) -> bool:
+def _has_token(wakeup: Wakeup) -> bool:
     now = time.monotonic()
-    bucket = _buckets.get(queue)
+    bucket = _buckets.get(wakeup)
     if bucket is None:
         if len(_buckets) >= MAX_BUCKETS:
             _buckets.clear()
-        bucket = _buckets.setdefault(queue, TokenBucket(burst=BURST, per_second=PER_SECOND, now=now))
+        bucket = _buckets.setdefault(wakeup, TokenBucket(burst=BURST, per_second=PER_SECOND, now=now))
     return bucket.take(now)

@@ -1,5 +1,6 @@
 """Uses that a type checker must accept."""
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import assert_type
 
@@ -67,8 +68,8 @@ async def use() -> None:
     assert_type(await add.adelay(1), Run)
     assert_type(add.apply_async((1,), {"label": "x"}, countdown=5, max_attempts=2), Run)
     assert_type(await add.aapply_async([1], run_after=datetime(2040, 1, 1)), Run)
-    assert_type(add.delay_many([(1,), Call((2,), {"label": "x"})], queue="bulk"), list[Run])
-    assert_type(await add.adelay_many([(1,)], timeout=timedelta(seconds=1)), list[Run])
+    assert_type(add.delay_many([(1,), Call((2,), {"label": "x"})], queue="bulk"), Sequence[Run])
+    assert_type(await add.adelay_many([(1,)], timeout=timedelta(seconds=1)), Sequence[Run])
     empty.delay()
     ship.delay(5)
     count.delay(upto=3)
