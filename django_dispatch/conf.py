@@ -141,7 +141,7 @@ class DispatchSettings:
         lambda v: _whole(v, minimum=1, maximum=MAX_SLOTS), lambda: min(os.cpu_count() or 1, MAX_SLOTS)
     )
     async_concurrency: int = _key(lambda v: _whole(v, minimum=0, maximum=10_000), 8)
-    claim_limit: int = _key(lambda v: _whole(v, minimum=1, maximum=10_000), 100)
+    claim_limit: int = _key(lambda v: _whole(v, minimum=1, maximum=10_000), 200)
     # the lease
     lease_ttl_seconds: float = _key(lambda v: _seconds(v, minimum=1, maximum=3600), 15.0)
     renew_interval_seconds: float | None = _key(lambda v: _optional_seconds(v, minimum=0.1), None)

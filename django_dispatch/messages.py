@@ -20,10 +20,15 @@ TICKET_SIZE = 8
 # A NUL escape that is one: an even number of backslashes before it.
 _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_FRAME = struct.Struct("!IB")
+_FRAME = struct.Struct("!IB")  # the size of what follows, and its kind
 _TOKEN = struct.Struct("!qI")
 _ASSIGNMENT = struct.Struct("!q16sqII")
 _OUTCOME = struct.Struct("!qIBd")
+_TICKET = struct.Struct("!q")
+# The hot ones with their frames, packed in one go.
+_FRAMED_ASSIGNMENT = struct.Struct("!IBq16sqII")
+_FRAMED_STARTED = struct.Struct("!IBqI")
+_FRAMED_OUTCOME = struct.Struct("!IBqIBd")
 
 
 class _Code:
@@ -90,8 +95,9 @@ class Assignment(NamedTuple):
     def encode(self) -> bytes:
         # A jsonb text has no line break of its own: those inside strings are escaped.
         text = f"{self.task}\n{self.args}\n{self.kwargs}".encode()
-        head = _ASSIGNMENT.pack(self.ticket, self.lease, self.run_id, self.epoch, self.attempt)
-        return _FRAME.pack(len(head) + len(text), _Code.ASSIGNMENT) + head + text
+        size = _ASSIGNMENT.size + len(text)
+        head = (self.ticket, self.lease, self.run_id, self.epoch, self.attempt)
+        return _FRAMED_ASSIGNMENT.pack(size, _Code.ASSIGNMENT, *head) + text
 
 
 def pack_tickets(tickets: Sequence[int]) -> bytes:
@@ -106,6 +112,8 @@ def take_tickets(source: socket.socket, most: int, flags: int = 0) -> Sequence[i
     whole, by multiples of eight bytes under the kernel's lock of the socket, so none is ever torn.
     """
     data = source.recv(most * TICKET_SIZE, flags)
+    if len(data) == TICKET_SIZE:
+        return _TICKET.unpack(data)
     return struct.unpack(f"!{len(data) // TICKET_SIZE}q", data) if data else None
 
 
@@ -132,7 +140,7 @@ class Started(NamedTuple):
     epoch: int
 
     def encode(self) -> bytes:
-        return _FRAME.pack(_TOKEN.size, _Code.STARTED) + _TOKEN.pack(self.run_id, self.epoch)
+        return _FRAMED_STARTED.pack(_TOKEN.size, _Code.STARTED, self.run_id, self.epoch)
 
 
 class Outcome(NamedTuple):
@@ -145,9 +153,10 @@ class Outcome(NamedTuple):
     text: str = ""
 
     def encode(self) -> bytes:
-        text = self.text.encode()
-        head = _OUTCOME.pack(self.run_id, self.epoch, self.verdict, self.duration_seconds)
-        return _FRAME.pack(len(head) + len(text), _Code.OUTCOME) + head + text
+        run_id, epoch, verdict, duration_seconds, text = self
+        data = text.encode()
+        size = _OUTCOME.size + len(data)
+        return _FRAMED_OUTCOME.pack(size, _Code.OUTCOME, run_id, epoch, verdict, duration_seconds) + data
 
 
 class Progress(NamedTuple):
@@ -244,7 +253,7 @@ _DECODERS: dict[int, Callable[[bytes, int, int], Message]] = {
     _Code.READY: lambda *_: Ready(),
     _Code.RETIRING: lambda *_: Retiring(),
     _Code.ASSIGNMENT: _assignment,
-    _Code.STARTED: lambda data, start, end: Started(*_TOKEN.unpack_from(data, start)),
+    _Code.STARTED: lambda data, start, end: Started._make(_TOKEN.unpack_from(data, start)),
     _Code.OUTCOME: _outcome,
     _Code.PROGRESS: _progress,
     _Code.STOP_ORDER: _stop_order,

@@ -62,7 +62,7 @@ def test_the_empty_setting_is_the_defaults() -> None:
     found = accepted({})
     assert (found.database, found.wakeups, found.queues) == ("default", ("pg_notify",), None)
     assert (found.lease_ttl_seconds, found.renew_seconds, found.margin_seconds) == (15.0, 5.0, 3.0)
-    assert (found.poll_interval_seconds, found.claim_limit) == (1.0, 100)
+    assert (found.poll_interval_seconds, found.claim_limit) == (1.0, 200)
     assert found.node
     assert 1 <= found.processes <= conf.MAX_SLOTS
     assert found.retention == {"SUCCESSFUL": 86_400, "CANCELLED": 7 * 86_400, "FAILED": 30 * 86_400}

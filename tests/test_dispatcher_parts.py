@@ -30,13 +30,23 @@ def test_nobody_is_sent_ahead_before_anything_is_known() -> None:
     assert (durations.ahead(100), durations.is_tiny("new")) == (0, False)
 
 
+def test_a_slot_of_short_runs_has_the_next_one_ready() -> None:
+    durations = Durations()
+    answers = []
+    for seconds in (0.0001, 0.005, 0.005, 1.0):
+        for _ in range(50):
+            durations.learn("a", seconds)
+        answers.append(durations.is_worth_a_reserve())
+    assert answers == [False, True, True, False], "tiny ones are sent ahead anyway, long ones would wait"
+
+
 def test_tiny_runs_are_sent_ahead_and_long_ones_end_that_at_once() -> None:
     durations = Durations()
     for _ in range(50):
         durations.learn("tiny", 0.0001)
     assert durations.is_tiny("tiny")
     assert not durations.is_tiny("another")
-    assert durations.ahead(1000) == 100
+    assert durations.ahead(1000) == 200
     assert durations.ahead(7) == 7
     durations.learn("tiny", 1.0)
     assert not durations.is_tiny("tiny")
@@ -164,6 +174,7 @@ def test_a_flood_of_wakeups_is_no_flood_of_claims(database_url: str) -> None:
             max_interruptions=1,
             max_runs=None,
             on_quiet=look_again,
+            on_scheduled=lambda: None,
             trouble=Trouble(),
         )
         claims.is_claiming = True
@@ -191,7 +202,7 @@ def repeat(step: Any, until: asyncio.Event) -> Housekeeping:
         housekeeping = Housekeeping(
             StoreThread(open_store("default", "test", statement_timeout_seconds=1), deadline_seconds=1),
             ttl_seconds=1,
-            poll_seconds=1,
+            poll_pause=lambda: 1,
             max_interruptions=3,
             retention={},
             own_lease=lambda: None,

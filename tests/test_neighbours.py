@@ -52,7 +52,7 @@ def new_housekeeping(store: StoreThread) -> Callable[[bool], Housekeeping]:
         return Housekeeping(
             store,
             ttl_seconds=30,
-            poll_seconds=1,
+            poll_pause=lambda: 1,
             max_interruptions=3,
             retention={},
             own_lease=lambda: None,

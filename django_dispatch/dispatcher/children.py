@@ -58,22 +58,7 @@ class Children:
         self._looks_at_same = 0
         self._last_turn_ns = 0
         self._overdue_seconds = settings.margin_seconds / 4
-        self._config = {
-            "dispatcher_pid": os.getpid(),
-            "node": settings.node,
-            "board": board.descriptor,
-            "slots": board.slots,
-            "verbosity": verbosity,
-            "async_concurrency": settings.async_concurrency,
-            "connection_check_seconds": min(LONGEST_CHECK_SECONDS, settings.margin_seconds / 2),
-            # A partition begins at most one renewal before the last that succeeded: so the session ends with the lease.
-            "connection_silence_seconds": settings.lease_ttl_seconds - settings.renew_seconds,
-            "limits": {
-                "max_runs": settings.executor_max_runs,
-                "max_age_seconds": settings.executor_max_age_seconds,
-                "max_memory_mb": settings.executor_max_memory_mb,
-            },
-        }
+        self._config = _config(settings, board, verbosity)
 
     def start(self) -> None:
         """Start a zygote, unless the dispatcher is ending."""
@@ -167,3 +152,23 @@ class Children:
         await until(lambda: not any(process.start_time(pid) for pid in pids), seconds=float("inf"))
         self._pool.zygote_died()
         self._loop.call_later(pause, self.start)
+
+
+def _config(settings: DispatchSettings, board: Board, verbosity: int) -> dict[str, Any]:
+    """What a zygote is told at its start."""
+    return {
+        "dispatcher_pid": os.getpid(),
+        "node": settings.node,
+        "board": board.descriptor,
+        "slots": board.slots,
+        "verbosity": verbosity,
+        "async_concurrency": settings.async_concurrency,
+        "connection_check_seconds": min(LONGEST_CHECK_SECONDS, settings.margin_seconds / 2),
+        # A partition begins at most one renewal before the last that succeeded: so the session ends with the lease.
+        "connection_silence_seconds": settings.lease_ttl_seconds - settings.renew_seconds,
+        "limits": {
+            "max_runs": settings.executor_max_runs,
+            "max_age_seconds": settings.executor_max_age_seconds,
+            "max_memory_mb": settings.executor_max_memory_mb,
+        },
+    }

@@ -31,7 +31,9 @@ SECOND_LOOKS_SECONDS = (0.05, 0.25)
 VAIN_LOOKS = 20
 VAIN_LOOKS_PER_SECOND = 50.0
 
-LONG_WALK_SECONDS = 0.02
+LONG_WALK_SECONDS = 0.05
+WALKS = 3
+WALKING_SHARE = 0.2
 LONGEST_BUSY_SECONDS = 1.0  # between two tries to write an outcome whose run another transaction holds
 
 logger = logging.getLogger("django_dispatch.dispatcher")
@@ -59,6 +61,7 @@ class Claims:
         max_interruptions: int,
         max_runs: int | None,
         on_quiet: Callable[[], None],
+        on_scheduled: Callable[[], None],
         trouble: Trouble,
     ) -> None:
         self._exchanger = exchanger
@@ -68,7 +71,9 @@ class Claims:
         self._max_interruptions = max_interruptions
         self._max_runs = max_runs
         self._on_quiet = on_quiet
+        self._on_scheduled = on_scheduled
         self._trouble = trouble
+        trouble.on_relief(self.reconcile_soon)  # what a failover has undone, any connection may be the first to meet
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
         self._backoff = Backoff()
@@ -78,6 +83,7 @@ class Claims:
         self._busy_backoff = Backoff(first_seconds=0.05, longest_seconds=LONGEST_BUSY_SECONDS)
         self._resent: set[Token] = set()
         self._no_picking_before = 0.0
+        self._walks: deque[float] = deque(maxlen=WALKS)
         self._no_look_before = 0.0
         self._second_looks: list[asyncio.TimerHandle] = []
         self._should_look = False
@@ -195,11 +201,7 @@ class Claims:
         finally:
             self._is_asking = False
         self._trouble.succeeded("claims")
-        if exchange.busy:
-            batch = self._put_off(batch, set(exchange.busy))
-        elif not self._busy:
-            self._busy_backoff.reset()
-        self._note_written(batch, exchange)
+        self._note_answers(batch, exchange)
         if self.lease_id == lease_id:
             self._take(exchange, limit, lease_id)
             found_nothing = limit > 0 and not exchange.claimed
@@ -211,6 +213,15 @@ class Claims:
             if is_over and not (room.is_partial or self._unwritten or self._undelivered):
                 self._on_quiet()
         return bool(self._unwritten or self._should_look)
+
+    def _note_answers(self, batch: Sequence[Ended], exchange: Exchange) -> None:
+        if exchange.busy:
+            batch = self._put_off(batch, set(exchange.busy))
+        elif not self._busy:
+            self._busy_backoff.reset()
+        self._note_written(batch, exchange)
+        if any(ended.settlement.delay_seconds is not None for ended in batch):
+            self._on_scheduled()
 
     def _pace_looks(self) -> None:
         """After a look in vain: the next one has to wait if there were too many lately."""
@@ -233,10 +244,15 @@ class Claims:
         return room
 
     def _spare_the_database(self, began: float) -> None:
-        """Picking one lane's runs from among the other's walks the backlog; a long walk is not repeated at once."""
+        """Picking one lane's runs from among the other's walks the backlog; walks that prove long are not all we do.
+
+        One slow answer proves nothing: a commit, or the machine, may have been slow.
+        """
         now = self._loop.time()
-        if now - began > LONG_WALK_SECONDS:
-            self._no_picking_before = now + 20 * (now - began)  # so it takes 5 % of the time at most
+        self._walks.append(now - began)
+        shortest = min(self._walks)
+        if len(self._walks) == WALKS and shortest > LONG_WALK_SECONDS:
+            self._no_picking_before = now + shortest / WALKING_SHARE
             self._loop.call_at(self._no_picking_before, self.look)
 
     async def _exchange(self, lease_id: UUID, batch: Sequence[Ended], limit: int, excluded: Sequence[str]) -> Exchange:
@@ -283,6 +299,8 @@ class Claims:
         runs, self._undelivered = self._undelivered, []
         if self.lease_id == lease_id:
             self._pool.take(runs, lease_id)
+        if self._should_look:
+            self._event.set()  # there may be room that these were thought to need
 
     def _plan_second_looks(self) -> None:
         for handle in self._second_looks:

@@ -1,8 +1,9 @@
-"""How long runs take, learnt as they end: who is tiny may be sent ahead. In the dispatcher."""
+"""How long runs take, learnt as they end: who is tiny is sent ahead, who is short claimed ahead. In the dispatcher."""
 
 TINY_SECONDS = 0.002
+SHORT_SECONDS = 0.05
 AHEAD_SECONDS = 0.02  # how much work may wait in an executor's socket
-LEAST_SECONDS = 0.0002  # what even an empty body costs, all told
+LEAST_SECONDS = 0.0001  # what even an empty body costs, all told
 WEIGHT = 0.2  # of the newest duration in the moving average
 
 
@@ -30,3 +31,7 @@ class Durations:
         if self._overall is None or self._overall >= TINY_SECONDS:
             return 0
         return min(most, int(AHEAD_SECONDS / max(self._overall, LEAST_SECONDS)))
+
+    def is_worth_a_reserve(self) -> bool:
+        """Return whether runs have been so short of late that a slot should not have to wait for the next claim."""
+        return self._overall is not None and TINY_SECONDS <= self._overall < SHORT_SECONDS

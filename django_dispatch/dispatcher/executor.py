@@ -10,6 +10,7 @@ from typing import TypeAlias
 from ..finish import TaskFacts
 from ..messages import Assignment, BrokenStream, FrameReader, Kind, Message, Stop, StopOrder, pack_tickets, take_tickets
 from ..store.base import ClaimedRun
+from .durations import SHORT_SECONDS
 
 BUFFER = 1 << 20
 LARGEST_READ = 1 << 18
@@ -61,7 +62,6 @@ class Executor:
     def __post_init__(self) -> None:
         self._frames = FrameReader()
         self._last_ticket = 0
-        self._by_ticket: dict[int, Flight] = {}
         self._unsent = bytearray()
         self._unticketed: list[int] = []
         self._tickets, self._their_tickets = socket.socketpair()
@@ -84,6 +84,12 @@ class Executor:
         """Whether it may be given runs."""
         return self.is_ready and not (self.is_doomed or self.is_blocked)
 
+    def is_young(self, now: float) -> bool:
+        """Whether no body here has run for long, by the loop's clock ``now``."""
+        return all(
+            flight.started_at is None or now - flight.started_at < SHORT_SECONDS for flight in self.flights.values()
+        )
+
     # to the executor
 
     def assign(self, flight: Flight) -> None:
@@ -91,7 +97,6 @@ class Executor:
         run = flight.run
         self._last_ticket += 1
         flight.ticket = self._last_ticket
-        self._by_ticket[flight.ticket] = flight
         self._unticketed.append(flight.ticket)
         self._unsent += Assignment(
             flight.ticket, flight.lease, run.id, run.epoch, run.attempt, run.task, run.args, run.kwargs
@@ -130,9 +135,12 @@ class Executor:
         with contextlib.suppress(BlockingIOError):
             while taken := take_tickets(self._their_tickets, MANY_TICKETS, socket.MSG_DONTWAIT):
                 tickets = [*taken, *tickets]
-        flights = [self._by_ticket[ticket] for ticket in sorted(tickets) if ticket in self._by_ticket]
+        if not tickets:
+            return []
+        by_ticket = {flight.ticket: flight for flight in self.flights.values()}
+        flights = [by_ticket[ticket] for ticket in sorted(tickets) if ticket in by_ticket]
         for flight in flights:
-            self._remove(flight)
+            self.land(flight.token)
         return flights
 
     # from the executor
@@ -163,15 +171,10 @@ class Executor:
 
     def land(self, token: Token) -> Flight | None:
         """Take a flight off: it has an outcome."""
-        flight = self.flights.get(token)
-        if flight is not None:
-            self._remove(flight)
-        return flight
-
-    def _remove(self, flight: Flight) -> None:
-        del self.flights[flight.token], self._by_ticket[flight.ticket]
-        if flight.started_at is None:
+        flight = self.flights.pop(token, None)
+        if flight is not None and flight.started_at is None:
             self.unstarted -= 1
+        return flight
 
     def close(self) -> None:
         """Close every socket."""

@@ -5,15 +5,17 @@ each is a task of its own and the store gives each call a deadline.
 """
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from uuid import UUID
 
 from django.db import Error as DatabaseError
 
-from ..store.base import Neighbour, Reclaimed
+from ..store.base import Neighbour
 from . import process
 from .backoff import Backoff
 from .store_thread import StoreThread
@@ -33,7 +35,8 @@ logger = logging.getLogger("django_dispatch.housekeeping")
 class Housekeeping:
     """The steps that keep the tables in order for all. ``on_ready`` is told of queues that got READY runs.
 
-    ``is_listening`` says whether a wakeup would tell of a new neighbour.
+    ``poll_pause`` says for how many seconds the table need not be looked at if no wakeup comes; ``is_listening``,
+    whether one would tell of a new neighbour.
     """
 
     def __init__(
@@ -41,22 +44,23 @@ class Housekeeping:
         store: StoreThread,
         *,
         ttl_seconds: float,
-        poll_seconds: float,
         max_interruptions: int,
         retention: Mapping[str, float | None],
         own_lease: Callable[[], UUID | None],
         on_ready: Callable[[Sequence[str]], None],
+        poll_pause: Callable[[], float],
         is_listening: Callable[[], bool],
         trouble: Trouble,
     ) -> None:
         self._store = store
         self._ttl_seconds = ttl_seconds
-        self._poll_seconds = poll_seconds
         self._max_interruptions = max_interruptions
         self._retention = retention
         self._own_lease = own_lease
         self._on_ready = on_ready
+        self._poll_pause = poll_pause
         self._is_listening = is_listening
+        self._hurries: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self._trouble = trouble
         self._neighbours: Sequence[Neighbour] = ()
         self._news, self._learned, self._learned_at = 1, 0, 0.0
@@ -66,10 +70,11 @@ class Housekeeping:
         """When each step last succeeded, by time.time()."""
 
     async def repeat(self, name: str, seconds: float, step: Callable[[], Awaitable[float | None]]) -> None:
-        """Do a step for ever, every ``seconds`` ± 20 %, or after as many seconds as it returned."""
+        """Do a step for ever, every ``seconds`` ± 20 %, or after as many seconds as it returned, or in a hurry."""
         backoff = Backoff()
         is_failing = False
         while True:
+            self._hurries[name].clear()
             try:
                 pause = await step()
                 self.last_success[name] = time.time()
@@ -87,14 +92,16 @@ class Housekeeping:
                 if not is_failing:
                     logger.warning("Housekeeping step %s fails: %s", name, error, exc_info=True)
                 is_failing = True
-            await asyncio.sleep((seconds if pause is None else pause) * random.uniform(1 - JITTER, 1 + JITTER))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(jittered(seconds) if pause is None else pause):
+                    await self._hurries[name].wait()
 
     def steps(self) -> dict[str, tuple[float, Callable[[], Awaitable[float | None]]]]:
         """Return each step with its period in seconds."""
         return {
             "reclaim": (self._ttl_seconds / 2, self.reclaim),
             "neighbours": (NEIGHBOUR_SECONDS, self.look_at_neighbours),
-            "promote": (self._poll_seconds, self.promote),
+            "promote": (0.0, self.promote),
             "prune": (PRUNE_SECONDS, self.prune),
         }
 
@@ -115,7 +122,8 @@ class Housekeeping:
                 "Run %s (%s) is reclaimed from lease %s: %s.", run.run_id, run.task, run.lease_id, run.status
             )
         self.learn_neighbours()  # whom no wakeup announced
-        await self._announce([run.queue for run in reclaimed if _is_ready(run)])
+        self.promote_soon()
+        await self._announce([run.queue for run in reclaimed if run.status == "READY"])
 
     def learn_neighbours(self) -> None:
         """Ask with the next look who has a lease on this host: somebody may be new there, and dead already."""
@@ -134,13 +142,17 @@ class Housekeeping:
         if dead:
             await self.reclaim(dead)
 
-    async def promote(self) -> float | None:
-        """Make due runs READY; returns the seconds until the next is due, if that is before the next poll."""
+    async def promote(self) -> float:
+        """Make due runs READY; return in how many seconds the next is due, or it is time for a poll."""
         queues, next_seconds = await self._store.call(self._store.store.promote, limit=PROMOTE_LIMIT)
         await self._announce(queues)
         if queues:
             return 0.0
-        return None if next_seconds is None else max(0.01, min(next_seconds, self._poll_seconds))
+        return self._poll_pause() if next_seconds is None else max(0.01, min(next_seconds, self._poll_pause()))
+
+    def promote_soon(self) -> None:
+        """There is a run that may be due before the one that was next."""
+        self._hurries["promote"].set()
 
     async def prune(self) -> None:
         """Delete final runs past their retention, in batches, with a breath in between."""
@@ -161,5 +173,6 @@ class Housekeeping:
             await self._store.call(self._store.store.notify, [f"ready:{name}" for name in names])
 
 
-def _is_ready(run: Reclaimed) -> bool:
-    return run.status == "READY"
+def jittered(seconds: float) -> float:
+    """Return about so many seconds, so that a fleet does not act in step."""
+    return seconds * random.uniform(1 - JITTER, 1 + JITTER)

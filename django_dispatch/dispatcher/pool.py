@@ -112,15 +112,19 @@ class Pool:
     def room(self) -> Room:
         """Return how many runs may be claimed now, and of which tasks none.
 
-        What will be claimed may all be of one lane, so the smaller room of those that have any is what there is.
+        What will be claimed may all be of one lane, so the smaller room of those that have any is what there is. While
+        runs are short, one more for each synchronous slot may wait here: the slot will soon be free.
         """
-        if self.waiting:
-            return Room(0)
         ahead = self.durations.ahead(self._claim_limit)
+        has_reserve, now = self.durations.is_worth_a_reserve(), self._loop.time()
         rooms = dict.fromkeys(Kind, 0)
         for executor in self.executors.values():
             if executor.is_open:
                 rooms[executor.kind] += max(0, executor.capacity + ahead - len(executor.flights))
+                if has_reserve and executor.kind is Kind.SYNC and executor.is_young(now):
+                    rooms[Kind.SYNC] += 1
+        for flight in self.waiting:
+            rooms[flight.facts.kind] -= 1
         open_rooms = [room for room in rooms.values() if room > 0]
         if not open_rooms:
             return Room(0)
@@ -202,12 +206,13 @@ class Pool:
 
     def _read(self, executor: Executor) -> None:
         had_outcome = False
+        now = self._loop.time()
         for message in executor.read():
             if isinstance(message, Outcome):
                 had_outcome = True
                 self._land(executor, message)
             elif isinstance(message, Started):
-                executor.mark_started((message.run_id, message.epoch), self._loop.time())
+                executor.mark_started(message, now)
             elif isinstance(message, Progress):
                 flight = executor.flights.get((message.run_id, message.epoch))
                 if flight is not None:

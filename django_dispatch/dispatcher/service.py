@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -27,24 +27,25 @@ from ..store.postgres import open_exchanger, open_store
 from ..wakeups.base import Wakeup
 from ..wakeups.pg_notify import Listener
 from . import process
-from .backoff import Backoff
 from .children import Children
 from .claims import Claims
 from .executor import Flight
 from .housekeeping import Housekeeping
 from .lease import LeaseKeeper
 from .listening import open_listener
+from .looks import Looks
 from .pool import Pool
+from .progress import ProgressNotes
 from .queues import Queues
 from .shutdown import drain, surrender
 from .store_thread import StoreThread
 from .trouble import Trouble
 from .watch import Watch
 
-PROGRESS_SECONDS = 0.5
 # By default a database that is back is in use again within ten seconds: a deadline and the longest pause.
 LONGEST_STATEMENT_SECONDS = 5.0
 LONGEST_CALL_SECONDS = 6.0
+RARELY = 20_000  # objects between two looks of the garbage collector: a batch of runs is gone by then without it
 
 logger = logging.getLogger("django_dispatch.dispatcher")
 
@@ -70,7 +71,6 @@ class Dispatcher:
         self._hurry = asyncio.Event()
         self._is_ending = False
         self._is_grounding = False
-        self._progress: dict[tuple[int, int], str] = {}
         self.queues = Queues(settings.queues)
         self.board = Board.create(slots=2 * settings.processes + 4)
         # The server gives up on a statement first; the deadline is for a server, or a network, that says nothing.
@@ -89,7 +89,19 @@ class Dispatcher:
             max_interruptions=settings.max_interruptions,
             max_runs=mode.max_runs,
             on_quiet=self._on_quiet,
+            on_scheduled=self._on_scheduled,
             trouble=self.trouble,
+        )
+        self.progress = ProgressNotes(self.store, lambda: self.claims.lease_id)
+        self.looks = Looks(
+            self.queues,
+            self.claims,
+            self.store,
+            self.trouble,
+            poll_seconds=settings.poll_interval_seconds,
+            is_burst=mode.is_burst,
+            may_claim=lambda: not self._is_ending,
+            is_listening=self._is_listening,
         )
         self.keeper = self._make_keeper()
         self.watch = Watch(
@@ -167,12 +179,12 @@ class Dispatcher:
         return Housekeeping(
             self.store,
             ttl_seconds=self.settings.lease_ttl_seconds,
-            poll_seconds=self.settings.poll_interval_seconds,
+            poll_pause=self.looks.pause,
             max_interruptions=self.settings.max_interruptions,
             retention=self.settings.retention,
             own_lease=lambda: self.claims.lease_id,
-            on_ready=self._on_ready,
-            is_listening=lambda: self.listener is not None and self.listener.is_connected,
+            on_ready=self.looks.on_ready,
+            is_listening=self._is_listening,
             trouble=self.trouble,
         )
 
@@ -194,13 +206,14 @@ class Dispatcher:
         sys.setswitchinterval(0.0005)  # the keeper and store threads wait for the interpreter no longer than that
         gc.collect()
         gc.freeze()  # what the project has imported is not looked through again while runs go by
+        gc.set_threshold(RARELY)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self.end, signal.Signals(number).name)
         self.keeper.start()
         self.children.start()
         self._own("claims", self.claims.run())
         self._own("watch", self.watch.run())
-        self._own("progress", self._report_progress())
+        self._own("progress", self.progress.run())
         for name, (seconds, step) in (self._own_steps() | self.housekeeping.steps()).items():
             self._own(name, self.housekeeping.repeat(name, seconds, step))
         if self.listener is not None:
@@ -273,48 +286,35 @@ class Dispatcher:
     def _on_listening(self) -> None:
         """Look for what no wakeup has told."""
         self.housekeeping.learn_neighbours()
-        self._own("look afresh", self._look_afresh())
+        self._own("look afresh", self.looks.look_afresh())
 
     def _on_wakeup(self, wakeup: Wakeup) -> None:
         if wakeup.kind == "ready":
-            self._on_ready([wakeup.value])
+            self.looks.on_ready([wakeup.value])
+        elif wakeup.kind == "scheduled":
+            self._on_scheduled()
         elif wakeup.kind == "cancel" and wakeup.value == str(self.claims.lease_id):
             self._soon("cancel", self._look_for_cancellations())
         elif wakeup.kind == "lease" and wakeup.value == process.host_name():
             self.housekeeping.learn_neighbours()
 
-    def _on_ready(self, names: Sequence[str]) -> None:
-        if self.queues.add(names):
-            self.claims.look()
+    def _on_scheduled(self) -> None:
+        self.housekeeping.promote_soon()
 
     def _own_steps(self) -> dict[str, Any]:
         return {
-            "poll": (self.settings.poll_interval_seconds, self._poll),
+            "poll": (self.settings.poll_interval_seconds, self.looks.poll),
             "cancellations": (self.settings.poll_interval_seconds, self._look_for_cancellations),
             "fence": (self.children.look_seconds, self._look_at_fence),
         }
 
-    async def _poll(self) -> None:
-        if self.queues.serves_all:
-            self.queues.add(await self.store.call(self.store.store.ready_queues))
-        self.claims.is_claiming = not self._is_ending  # from the first poll on: the queues are known
-        self.claims.look()
+    def _is_listening(self) -> bool:
+        return self.listener is not None and self.listener.is_connected
 
     async def _look_at_fence(self) -> None:
         """See that who renews the lease, and who enforces its deadline, are not stuck."""
         self.keeper.break_off_if_stuck()
         self.children.look_at_zygote()
-
-    async def _look_afresh(self) -> None:
-        """After LISTEN, look once for what was missed before, in queues yet unknown too; the next poll may be far."""
-        backoff = Backoff()
-        while True:
-            try:
-                await self._poll()
-                return self.trouble.succeeded("look")
-            except DatabaseError as error:
-                self.trouble.failed("look", error)
-                await self.trouble.pause(backoff.next_seconds())
 
     async def _look_for_cancellations(self) -> None:
         lease_id = self.claims.lease_id
@@ -333,24 +333,13 @@ class Dispatcher:
     # outcomes and progress
 
     def _on_outcome(self, flight: Flight, outcome: Outcome) -> None:
-        self.claims.on_outcome(flight, outcome, self._progress.pop(flight.token, None))
+        self.claims.on_outcome(flight, outcome, self.progress.take(flight.token))
 
     def _on_room(self) -> None:
         self.claims.on_room()
 
     def _on_progress(self, flight: Flight, text: str) -> None:
-        self._progress[flight.token] = text  # the newest counts
-
-    async def _report_progress(self) -> None:
-        while True:
-            await asyncio.sleep(PROGRESS_SECONDS)
-            lease_id, progress = self.claims.lease_id, self._progress
-            if progress and lease_id is not None:
-                self._progress = {}
-                try:
-                    await self.store.call(self.store.store.report_progress, lease_id, progress)
-                except DatabaseError as error:
-                    logger.debug("Progress could not be stored: %s", error)
+        self.progress.note(flight.token, text)
 
     # the end
 

@@ -62,7 +62,8 @@ class Attempt:
         """
         assignment = self.assignment
         task = registry.get(assignment.task)  # the dispatcher assigns only what the zygote has reported
-        args, kwargs = json.loads(assignment.args), json.loads(assignment.kwargs)
+        args = json.loads(assignment.args)
+        kwargs = {} if assignment.kwargs == "{}" else json.loads(assignment.kwargs)
         if not isinstance(args, list) or not isinstance(kwargs, dict):  # who inserts by SQL may write any JSON
             raise InvalidArguments("The args of a run must be a JSON array, and its kwargs a JSON object.")
         if _is_too_deep(assignment.args, args) or _is_too_deep(assignment.kwargs, kwargs):
@@ -115,7 +116,7 @@ class Attempt:
 
 def _is_too_deep(text: str, value: Any) -> bool:
     """Whether a value, with its JSON text, is nested deeper than every reader of it can follow."""
-    if text.count("[") + text.count("{") <= DEEPEST:
+    if len(text) <= DEEPEST or text.count("[") + text.count("{") <= DEEPEST:
         return False
     level = [value]
     for _ in range(DEEPEST + 1):

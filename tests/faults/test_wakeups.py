@@ -72,6 +72,21 @@ def test_without_wakeups_the_poll_finds_everything(kit: Kit) -> None:
     assert (row.started_at - run.enqueued_at).total_seconds() < 3
 
 
+def test_what_is_due_before_the_next_poll_starts_when_it_is_due(kit: Kit) -> None:
+    """A run that is enqueued for later, by one call or by many, and the retry of one that failed."""
+    kit.dispatchers(**FAR_AWAY)
+    wait_for(lambda: kit.cut.sessions("listener"))
+    kit.gate.open("open")
+    runs = [
+        tasks.note.apply_async(countdown=1.5),
+        *tasks.note.delay_many([()], countdown=0.5),
+        tasks.raises.delay("open"),
+    ]
+    found = wait_until_final(*runs, seconds=25)
+    assert [run.status for run in found] == ["SUCCESSFUL", "SUCCESSFUL", "FAILED"]
+    assert found[2].attempt == 2
+
+
 def test_a_queue_nobody_knew_of_is_served_at_its_first_wakeup(kit: Kit) -> None:
     kit.dispatchers(**FAR_AWAY)
     wait_for(lambda: kit.cut.sessions("listener"))

@@ -243,6 +243,12 @@ async def blocks(ctx: TaskContext, gate: str) -> None:
         entry.wait_at(gate)
 
 
+@task
+async def linger() -> None:
+    """Wait until somebody ends it; costs nothing while it does."""
+    await asyncio.Event().wait()
+
+
 # what bodies do to their process
 
 
