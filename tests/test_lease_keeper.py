@@ -26,6 +26,7 @@ class LateStore(PostgresStore):
         super().__init__(open_store("default", "keeper", statement_timeout_seconds=10).session)
         self.is_prompt = threading.Event()
         self.has_renewed = threading.Event()
+        self.is_aborted = False
         self.is_prompt.set()
 
     def acquire(self, lease: NewLease, *, ttl_seconds: float) -> None:
@@ -39,11 +40,17 @@ class LateStore(PostgresStore):
         self.is_prompt.wait()
         return is_ours
 
+    def abort(self) -> None:
+        self.is_aborted = True
+        super().abort()
+
 
 class Scene:
     """A keeper, the board that it writes, and what it has told: each with whether the board allowed the lease then."""
 
-    def __init__(self, store: LateStore) -> None:
+    def __init__(
+        self, store: LateStore, *, ttl_seconds: float = TTL_SECONDS, renew_seconds: float = RENEW_SECONDS
+    ) -> None:
         self.store = store
         self.board = Board.create(slots=1)
         self.acquired: list[tuple[UUID, bool]] = []
@@ -52,8 +59,8 @@ class Scene:
             store,
             self.board,
             TEMPLATE,
-            ttl_seconds=TTL_SECONDS,
-            renew_seconds=RENEW_SECONDS,
+            ttl_seconds=ttl_seconds,
+            renew_seconds=renew_seconds,
             margin_seconds=MARGIN_SECONDS,
             on_acquired=lambda lease_id: self.acquired.append((lease_id, self.board.allows(lease_id.bytes))),
             on_lost=lambda lease_id: self.lost.append((lease_id, self.board.allows(lease_id.bytes))),
@@ -129,3 +136,20 @@ def test_a_lease_whose_acquisition_is_answered_too_late_is_never_worked_under(ki
         wait_for(lambda: scene.lost, what="the loss noticed")
         assert scene.acquired == []
         assert not scene.lost[0][1]
+
+
+def test_a_renewal_without_an_answer_is_broken_off_with_time_left_for_another(kit: Kit) -> None:
+    """It may take half of what is left to the deadline, however long a renewal may take otherwise."""
+    with kept(Scene(LateStore(), ttl_seconds=7.5, renew_seconds=3.0)) as scene:
+        wait_for(lambda: scene.acquired)
+        scene.store.is_prompt.clear()
+        assert scene.store.has_renewed.wait(10)
+        assert not scene.store.is_aborted
+
+        def look() -> bool:
+            scene.keeper.break_off_if_stuck()
+            return scene.store.is_aborted or now_ns() >= scene.board.deadline_ns()
+
+        wait_for(look, what="the call broken off")
+        assert scene.store.is_aborted
+        assert now_ns() < scene.board.deadline_ns()

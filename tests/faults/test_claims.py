@@ -187,8 +187,9 @@ def test_a_claim_whose_reply_was_lost_is_released(kit: Kit, relay: Relay, slow_c
         a.wait_for_log("Trouble with the database")
         wait_for(lambda: slow_claims() == 2, what="the next claim, behind the one that nobody listens to")
     else:
-        query = "SELECT client_port FROM pg_stat_activity WHERE application_name = 'django_dispatch claims'"
-        relay.swallow_one((kit.sql.execute(query).fetchone() or (0,))[0])
+        (claims,) = kit.cut.sessions("claims")
+        query = "SELECT client_port FROM pg_stat_activity WHERE pid = %s"
+        relay.swallow_one((kit.sql.execute(query, [claims]).fetchone() or (0,))[0])
     kit.sql.execute("SELECT pg_advisory_unlock(42)")
     (run,) = wait_until_final(run)
     assert (run.status, run.attempt, run.epoch, run.interruptions) == ("SUCCESSFUL", 1, 2, 0)

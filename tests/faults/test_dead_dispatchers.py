@@ -139,7 +139,7 @@ def test_the_statement_of_a_killed_body_does_not_run_on(kit: Kit) -> None:
     """Nor does its SQL outlive it: PostgreSQL looks, within the lease's margin, whether its client is still there."""
     a = kit.dispatchers()
     tasks.sleep_in_sql.delay(600)
-    sleeping = "SELECT 1 FROM pg_stat_activity WHERE query LIKE '%pg_sleep%' AND wait_event = 'PgSleep'"
+    sleeping = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
     wait_for(lambda: kit.sql.execute(sleeping).fetchone())
     assert kit.cut.sessions("executor")
     a.kill9()

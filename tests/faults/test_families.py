@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 import psutil
 import pytest
@@ -51,3 +52,30 @@ def test_the_zygote_is_out_of_reach_of_what_stops_a_whole_job(kit: Kit) -> None:
     wait_for(lambda: not any(process.is_running() for process in executors), what="every executor dead")
     left = "SELECT clock_timestamp() < expires_at FROM django_dispatch_lease"
     assert kit.sql.execute(left).fetchone() == (True,)
+
+
+def test_executors_die_with_their_zygote_whatever_the_dispatcher_does(kit: Kit) -> None:
+    """The kernel kills them: nobody else is left who could."""
+    a = kit.dispatchers()
+    tasks.stubborn.delay("hold")
+    kit.gate.wait_until_reached("hold")
+    zygote, executors = a.zygote_pid, [psutil.Process(pid) for pid in a.executor_pids]
+    assert zygote
+    kit.freeze(a.pid)
+    os.kill(zygote, signal.SIGKILL)
+    wait_for(lambda: not any(is_alive(process) for process in executors), 5, what="every executor dead")
+
+
+def test_a_zygote_that_still_imports_the_project_dies_with_its_dispatcher(kit: Kit, tmp_path: Path) -> None:
+    (tmp_path / "sabotage").write_text("zygote hang")
+    a = kit.dispatchers(is_awaited=False)
+    wait_for((tmp_path / "sabotaged").exists, 30, what="the zygote at its import")
+    a.kill9()
+    wait_for(lambda: not a.processes(), 5, what="all processes dead")
+
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

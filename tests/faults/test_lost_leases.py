@@ -73,15 +73,26 @@ def test_an_outcome_is_written_only_where_lease_and_epoch_still_match(kit: Kit, 
     assert (run.status, run.result, run.epoch) == ("SUCCESSFUL", "by attempt 2", epoch + 1)
 
 
+@pytest.mark.slow
 def test_a_body_whose_run_was_taken_away_is_stopped_after_a_reconnect(kit: Kit) -> None:
-    """Running here but not ours: a failover may have lost the claim, or somebody changed the row. No slot is free."""
-    a = kit.dispatchers("a", queues="a", processes=2)
+    """Running here but not ours: a failover may have lost the claim, or somebody changed the row. No slot is free.
+
+    Only a sweep meets the broken connection.
+    """
+    a = kit.dispatchers("a", queues="a", processes=2, lease_ttl=4, poll_interval=3.9)
     taken, kept = (tasks.gated.apply_async((f"{name}-{{attempt}}",), queue="a") for name in ("taken", "kept"))
     kit.gate.wait_until_reached("taken-1", "kept-1")
     kit.sql.execute(
         "UPDATE django_dispatch_run SET status = 'READY', lease_id = NULL, queue = 'b' WHERE id = %s", [taken.pk]
     )
     assert psutil.pid_exists(kit.ledger.rows(taken)[0].pid)
+    look = "SELECT query LIKE '%%cancel_requested_at IS NOT NULL', query_start FROM pg_stat_activity WHERE pid = %s"
+    (session,) = kit.cut.sessions("store")
+    first = kit.sql.execute(look, [session]).fetchone()
+    wait_for(
+        lambda: (row := kit.sql.execute(look, [session]).fetchone()) and row[0] and row != first,
+        what="a look for cancellations, so that the next one comes later than a sweep",
+    )
     kit.cut("store")
     a.wait_for_log("runs what is not ours any more; it is killed.")
     wait_for(lambda: not psutil.pid_exists(kit.ledger.rows(taken)[0].pid), what="the body dead")

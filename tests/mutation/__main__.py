@@ -1,6 +1,7 @@
 """Run the tests of each mutant on a copy of the tree; print who noticed it. Exit code 1: one survived, or is no more.
 
-``python -m tests.mutation [WORD …]`` runs those whose file or text has one of the words. Two at a time, on one server.
+``python -m tests.mutation [--quick] [WORD …]`` runs those whose file or text has one of the words; with --quick, those
+whose tests start no dispatcher and are over soon. Two at a time, on one server.
 """
 
 import os
@@ -10,8 +11,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from importlib.util import cache_from_source
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -43,19 +47,20 @@ class Tree:
                 shutil.copy2(BASE_DIR / name, folder / name)
 
     def pytest(self, selection: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
+        # As little as can be: what starts is started a hundred times.
+        options = [
             "-xq",
             "--tb=line",
+            "--assert=plain",
+            "--reuse-db",
             "-p",
             "no:cacheprovider",
-            "--reuse-db",
-            *selection,
+            "-p",
+            "no:hypothesispytest",
         ]
+        command = [sys.executable, "-m", "pytest", *options, *selection]
         url = urlsplit(self._server_url)._replace(path=f"/{self._database}").geturl()
-        env = os.environ | {"DATABASE_URL": url, "PYTHONDONTWRITEBYTECODE": "1"}
+        env = os.environ | {"DATABASE_URL": url, "STORE_UNSHRUNK": "1"}
         return subprocess.run(
             command, cwd=self.folder, env=env, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
         )
@@ -70,13 +75,13 @@ class Tree:
         text = file.read_text()
         if text.count(mutant.old) != 1:
             return False, f"its text is there {text.count(mutant.old)} times: adapt tests/mutation/mutants.py"
-        file.write_text(text.replace(mutant.old, mutant.new))
+        _write(file, text.replace(mutant.old, mutant.new))
         try:
             result = self.pytest(mutant.tests)
         except subprocess.TimeoutExpired:
             return False, f"its tests took longer than {PATIENCE_SECONDS} s"
         finally:
-            file.write_text(text)
+            _write(file, text)
         if result.returncode == 0:
             return False, f"SURVIVED {' '.join(mutant.tests)}"
         if "syntax error" in result.stdout:
@@ -87,27 +92,47 @@ class Tree:
         return True, noticed[1]
 
 
-def main(words: Sequence[str]) -> int:
+def _write(file: Path, text: str) -> None:
+    """Write a module, and have nothing of the former one be found: its time and size may be the same."""
+    file.write_text(text)
+    Path(cache_from_source(file)).unlink(missing_ok=True)
+
+
+def main(arguments: Sequence[str]) -> int:
+    words = [argument for argument in arguments if argument != "--quick"]
     chosen = [m for m in MUTANTS if not words or any(word in f"{m.file} {m.old}" for word in words)]
+    if "--quick" in arguments:
+        chosen = [m for m in chosen if m.is_quick]
     server_url = postgres.ensure_server()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(AT_ONCE) as threads:
         trees: queue.Queue[Tree] = queue.Queue()
         for number in range(AT_ONCE):
             trees.put(Tree(Path(folder) / str(number), server_url))
 
-        def judge(mutant: Mutant) -> tuple[bool, str]:
+        @contextmanager
+        def one_tree() -> Iterator[Tree]:
             tree = trees.get()
             try:
-                return tree.judge(mutant)
+                yield tree
             finally:
                 trees.put(tree)
 
-        tree = trees.get()
-        healthy = tree.pytest(sorted({test for mutant in chosen for test in mutant.tests}))
-        trees.put(tree)
-        if healthy.returncode:
-            print(f"The tests fail without a mutant, too:\n{healthy.stdout[-4000:]}")
-            return 1
+        def judge(mutant: Mutant) -> tuple[bool, str]:
+            with one_tree() as tree:
+                began = time.monotonic()
+                is_noticed, what = tree.judge(mutant)
+                return is_noticed, f"{what} ({time.monotonic() - began:.1f} s)"
+
+        def be_healthy(tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
+            with one_tree() as tree:
+                return tree.pytest(tests)
+
+        tests = sorted({test for mutant in chosen for test in mutant.tests})
+        parts = [part for number in range(AT_ONCE) if (part := tests[number::AT_ONCE])]
+        for result in threads.map(be_healthy, parts):
+            if result.returncode:
+                print(f"The tests fail without a mutant, too:\n{result.stdout[-4000:]}")
+                return 1
         missed = 0
         for mutant, (is_noticed, what) in zip(chosen, threads.map(judge, chosen), strict=True):
             missed += not is_noticed

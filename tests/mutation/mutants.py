@@ -17,6 +17,8 @@ SERVICE = "django_dispatch/dispatcher/service.py"
 SYNC = "django_dispatch/executors/sync.py"
 LOOP = "django_dispatch/executors/loop.py"
 PROCESS = "django_dispatch/dispatcher/process.py"
+CHILDREN = "django_dispatch/dispatcher/children.py"
+EXCHANGES = "django_dispatch/store/exchange.py"
 
 
 class Mutant(NamedTuple):
@@ -24,6 +26,11 @@ class Mutant(NamedTuple):
     old: str
     new: str
     tests: tuple[str, ...]
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether its tests start no dispatcher, fill no large table, and are over soon."""
+        return not any(slow in test for test in self.tests for slow in ("/faults/", "any_order", "plans"))
 
     def __str__(self) -> str:
         old, new = (" ".join(text.split()) for text in (self.old, self.new))
@@ -43,7 +50,12 @@ _CLOCK = _store("postgres_clock")
 _AT_ONCE = _store("postgres_races", "TestClaimsAtTheSameTime")
 _AGAINST = _store("postgres_races", "TestReclaimAgainstTheDispatcherItself")
 _SWEEPS = _store("postgres_races", "TestSweepsAtTheSameTime")
-_DEADLOCK = _store("postgres_races", "TestNoDeadlock")
+_HELD = _store("postgres_races", "TestUnderALongTransaction")
+_BUSY = _store("settlements", "test_a_run_that_a_transaction_holds_is_busy_and_the_rest_is_written_and_claimed")
+_PROGRESS = _store("settlements", "test_progress_is_stored_only_for_the_claims_that_the_lease_holds")
+_PLANS = _store("postgres_plans")
+_ORDER = _store("postgres_limit", "test_promote_and_prune_take_the_longest_due_without_an_index_that_says_so")
+_ANY_ORDER = _store("any_order")
 _IDLE = _store("postgres_races", "test_an_idle_look_writes_nothing")
 _STEERING = ("tests/test_steering.py",)
 _FENCE_TESTS = ("tests/test_fence.py",)
@@ -51,17 +63,41 @@ _KEEPER = ("tests/test_lease_keeper.py",)
 _LOST = "tests/faults/test_lost_leases.py::"
 _GROUND = (_LOST + "test_a_lost_lease_is_followed_by_another_one_only_when_its_bodies_are_dead",)
 _FROZEN = (_LOST + "test_the_bodies_of_a_frozen_dispatcher_are_dead_before_its_lease_expires",)
+_FREEZES = "tests/faults/test_freezes.py::"
+_OVERDUE = (_FREEZES + "test_bodies_under_a_frozen_zygote_are_dead_before_the_lease_expires",)
+_STILL = (_FREEZES + "test_a_frozen_zygote_is_replaced",)
+_FAMILY = (
+    "tests/faults/test_families.py",
+    "tests/faults/test_dead_dispatchers.py",
+    "tests/faults/test_left_running.py",
+)
+_FAMILIES = "tests/faults/test_families.py::"
+_ZYGOTE_DIES = (_FAMILIES + "test_executors_die_with_their_zygote_whatever_the_dispatcher_does",)
+_DISPATCHER_DIES = (_FAMILIES + "test_a_zygote_that_still_imports_the_project_dies_with_its_dispatcher",)
 _DEAD = "tests/faults/test_dead_dispatchers.py::"
 _KNOWN = ("tests/faults/test_reconciling.py",)
+_ANSWERS = ("tests/faults/test_claims.py::test_a_claim_whose_reply_was_lost_is_released",)
+_HOLDER = ("tests/faults/test_transactions.py::test_a_transaction_that_holds_a_running_run_holds_up_nothing_else",)
+_TAKEN = (_LOST + "test_a_body_whose_run_was_taken_away_is_stopped_after_a_reconnect",)
+_LATE = (_LOST + "test_a_frozen_family_that_finishes_late_changes_nothing", _FROZEN[0])
+_OUTAGES = ("tests/faults/test_outages.py::test_bodies_outlive_a_restart_and_their_outcomes_are_written_once",)
 _TROUBLE = (
-    "tests/faults/test_claims.py::test_a_claim_that_was_committed_after_its_connection_broke_is_released",
+    *_ANSWERS,
     _DEAD + "test_a_terminated_session_costs_no_run",
 )
 
 _LIVE = "WHERE id = %(lease)s AND expires_at > clock_timestamp() AND %(limit)s > 0"
 _EXPIRED = "WHERE expires_at < clock_timestamp() - %(grace)s * interval '1 second' OR id = ANY(%(dead)s::uuid[])"
-_FINISHED = "WHERE r.id = s.id AND r.epoch = s.epoch AND r.lease_id IS NOT DISTINCT FROM %(lease)s"
-_PROGRESS = "WHERE r.id = p.id AND r.epoch = p.epoch AND r.lease_id IS NOT DISTINCT FROM %(lease)s"
+_OURS = "r.id = s.id AND r.epoch = s.epoch AND r.lease_id IS NOT DISTINCT FROM %(lease)s AND r.status"
+_NO_EPOCH = _OURS.replace("AND r.epoch = s.epoch ", "")
+_NO_LEASE = _OURS.replace("AND r.lease_id IS NOT DISTINCT FROM %(lease)s ", "")
+_SETTLED = "FROM settled AS s JOIN {RUN} AS r ON {_OURS} FOR NO KEY UPDATE OF r SKIP LOCKED"
+_REPORTED = (
+    "AS s(id bigint, epoch int, progress jsonb)\n  JOIN {RUN} AS r ON {_OURS} FOR NO KEY UPDATE OF r SKIP LOCKED"
+)
+_LOST_RUNS = "ON r.lease_id = expired.id\n  FOR NO KEY UPDATE OF r SKIP LOCKED"
+_DUE = "WHERE status = 'SCHEDULED' AND run_after <= (SELECT now FROM clock)"
+_OLD = "WHERE finished_at < (SELECT clock_timestamp() - %(age)s * interval '1 second')"
 
 _OF_STATEMENTS = (
     # renew and surrender
@@ -88,12 +124,15 @@ _OF_STATEMENTS = (
     ("attempt = r.attempt + 1", "attempt = r.attempt", _CLAIMS),
     ("THEN 'fail' ELSE r.on_lost END", "THEN r.on_lost ELSE r.on_lost END", _CLAIMS),
     # finish
-    (_FINISHED, _FINISHED.replace("r.epoch = s.epoch AND ", ""), _SETTLEMENTS),
-    (_FINISHED, _FINISHED.replace(" AND r.lease_id IS NOT DISTINCT FROM %(lease)s", ""), _SETTLEMENTS),
+    (_OURS, _NO_EPOCH, _SETTLEMENTS),
+    (_OURS, _NO_LEASE, _SETTLEMENTS),
+    (_SETTLED, _SETTLED.replace(" SKIP LOCKED", ""), _BUSY),
+    (_SETTLED, _SETTLED.replace(" FOR NO KEY UPDATE OF r SKIP LOCKED", ""), _BUSY),
+    ("CASE WHEN EXISTS (SELECT FROM {RUN} AS r WHERE {_OURS}) THEN 'busy' END", "'busy'", _BUSY),
+    ("CASE WHEN EXISTS (SELECT FROM {RUN} AS r WHERE {_OURS}) THEN 'busy' END", "NULL", _BUSY),
     ("r.cancel_requested_at IS NOT NULL AND s.status IN", "false AND s.status IN", _SETTLEMENTS),
     ("r.cancel_requested_at IS NOT NULL AND s.status IN ('READY', 'SCHEDULED')", "r.cancel_requested_at IS NOT NULL",
      _SETTLEMENTS),
-    ('after="AND (SELECT count(*) FROM finished) >= 0"', 'after=""', _DEADLOCK),
     ("r.attempt - 1 + coalesce(s.started, 1)", "r.attempt", _SETTLEMENTS),
     ("failures = r.failures + coalesce(s.failed, 0)", "failures = r.failures", _SETTLEMENTS),
     ("r.interruptions + coalesce(s.interrupted, 0)", "r.interruptions", _SETTLEMENTS),
@@ -102,8 +141,9 @@ _OF_STATEMENTS = (
      'HELD = f"SELECT id, epoch FROM {RUN} WHERE lease_id IS NOT NULL"', _SETTLEMENTS),
     ("WHERE lease_id = %(lease)s AND cancel_requested_at", "WHERE cancel_requested_at", _SETTLEMENTS),
     (" AND cancel_requested_at IS NOT NULL\"", "\"", _SETTLEMENTS),
-    (_PROGRESS, _PROGRESS.replace("r.epoch = p.epoch AND ", ""), _SETTLEMENTS),
-    (_PROGRESS, _PROGRESS.replace(" AND r.lease_id IS NOT DISTINCT FROM %(lease)s", ""), _SETTLEMENTS),
+    (_REPORTED, _REPORTED.replace("{_OURS}", "r.id = s.id AND r.lease_id = %(lease)s"), _PROGRESS),
+    (_REPORTED, _REPORTED.replace("{_OURS}", "r.id = s.id AND r.epoch = s.epoch"), _PROGRESS),
+    (_REPORTED, _REPORTED.replace(" SKIP LOCKED", ""), _HELD),
     # reclaim
     (_EXPIRED, "WHERE true OR id = ANY(%(dead)s::uuid[])", _RECLAIMS),
     (_EXPIRED, "WHERE expires_at < clock_timestamp() OR id = ANY(%(dead)s::uuid[])", _RECLAIMS),
@@ -113,7 +153,8 @@ _OF_STATEMENTS = (
     ("ORDER BY expires_at LIMIT 20", "ORDER BY expires_at", _RECLAIMS),
     ("LIMIT 20 FOR UPDATE SKIP LOCKED", "LIMIT 20 FOR UPDATE", _AGAINST + _SWEEPS),
     ("LIMIT 20 FOR UPDATE SKIP LOCKED", "LIMIT 20", _AGAINST + _SWEEPS),
-    ("FOR NO KEY UPDATE OF r SKIP LOCKED", "FOR NO KEY UPDATE OF r", _AGAINST + _DEADLOCK),
+    (_LOST_RUNS, _LOST_RUNS.replace(" SKIP LOCKED", ""), _AGAINST),
+    (_LOST_RUNS, "ON r.lease_id = expired.id", _AGAINST),
     ("DELETE FROM {LEASE} USING expired WHERE {LEASE}.id = expired.id",
      "DELETE FROM {LEASE} USING expired WHERE {LEASE}.id = expired.id AND false", _RECLAIMS),
     ("AND NOT EXISTS (SELECT FROM {LEASE} AS l WHERE l.id = r.lease_id)", "", _RECLAIMS),
@@ -126,22 +167,39 @@ _OF_STATEMENTS = (
     ("lease_id = NULL, interruptions = r.interruptions + 1", "lease_id = NULL, interruptions = r.interruptions",
      _RECLAIMS),
     # promote, prune and the rest
-    ("WHERE status = 'SCHEDULED' AND run_after <= clock_timestamp()", "WHERE run_after <= clock_timestamp()",
-     _HOUSEKEEPING),
-    ("WHERE status = 'SCHEDULED' AND run_after <= clock_timestamp()", "WHERE status = 'SCHEDULED'", _HOUSEKEEPING),
-    ("AND run_after <= clock_timestamp()", "AND run_after <= now()", _CLOCK),
-    ("ORDER BY run_after LIMIT %(limit)s FOR", "LIMIT %(limit)s FOR", _HOUSEKEEPING),
+    (_DUE, _DUE.replace("status = 'SCHEDULED' AND ", ""), _PLANS),  # only they have a run_after; for the index
+    (_DUE, "WHERE status = 'SCHEDULED'", _HOUSEKEEPING),
+    (_DUE, _DUE.replace("(SELECT now FROM clock)", "clock_timestamp()"), _PLANS),
+    ("WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS now)", "WITH clock AS MATERIALIZED (SELECT now() AS now)",
+     _CLOCK),
+    ("ORDER BY run_after LIMIT %(limit)s FOR", "LIMIT %(limit)s FOR", _ORDER),
     ("ORDER BY run_after LIMIT %(limit)s FOR", "ORDER BY run_after FOR", _HOUSEKEEPING),
     ("run_after LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED", "run_after LIMIT %(limit)s FOR NO KEY UPDATE", _SWEEPS),
-    ("AND finished_at < clock_timestamp() - %(age)s * interval '1 second'", "", _HOUSEKEEPING),
-    ("AND finished_at < clock_timestamp() - %(age)s", "AND finished_at < now() - %(age)s", _CLOCK),
+    (_OLD, "WHERE finished_at IS NOT NULL", _HOUSEKEEPING),
+    (_OLD, _OLD.replace("clock_timestamp()", "now()"), _CLOCK),
+    (_OLD, _OLD.replace("(SELECT ", "").replace("')", "'"), _PLANS),
     ("\n    AND status = %(status)s", "", _HOUSEKEEPING),
-    ("ORDER BY finished_at LIMIT %(limit)s", "LIMIT %(limit)s", _HOUSEKEEPING),
+    ("ORDER BY finished_at LIMIT %(limit)s", "LIMIT %(limit)s", _ORDER),
     ("ORDER BY finished_at LIMIT %(limit)s", "ORDER BY finished_at", _HOUSEKEEPING),
     ("finished_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED", "finished_at LIMIT %(limit)s FOR UPDATE", _SWEEPS),
     ("WHERE host = %(host)s AND id", "WHERE id", _LEASES),
     (" AND id IS DISTINCT FROM %(besides)s", "", _LEASES),
 )  # fmt: skip
+
+# The same once more, found without knowing where to look.
+_IN_ANY_ORDER = (
+    (_OURS, _NO_EPOCH),
+    (_OURS, _NO_LEASE),
+    (_SETTLED, _SETTLED.replace(" SKIP LOCKED", "")),
+    (_LIVE, "WHERE id = %(lease)s AND %(limit)s > 0"),
+    (_EXPIRED, "WHERE true OR id = ANY(%(dead)s::uuid[])"),
+    ("WHERE status = 'READY' AND queue = q.name AND task", "WHERE queue = q.name AND task"),
+    ("epoch = r.epoch + 1", "epoch = r.epoch"),
+    ("lease_id = NULL, interruptions = r.interruptions + 1", "lease_id = NULL, interruptions = r.interruptions"),
+    ("r.interruptions + coalesce(s.interrupted, 0)", "r.interruptions"),
+    ("r.attempt - 1 + coalesce(s.started, 1)", "r.attempt"),
+    ("attempt = r.attempt + 1", "attempt = r.attempt"),
+)
 
 _OF_ENQUEUE = (
     ("ORDER BY id FOR NO KEY UPDATE", "ORDER BY id", _STEERING + _AT_ONCE),
@@ -157,6 +215,13 @@ _OF_ENQUEUE = (
      _CLOCK),
 )  # fmt: skip
 
+_OF_EXCHANGES = (
+    ("claimed.sort(key=lambda run: (place[run.queue], -run.priority, run.id))", "claimed.reverse()", _CLAIMS),
+    ("(busy if row[2] else refused).append", "refused.append", _BUSY),
+    ("(busy if row[2] else refused).append", "busy.append", _BUSY),
+    ("EXCHANGE if settlements else CLAIM", "CLAIM", _SETTLEMENTS),
+)
+
 _OF_THE_FENCE = (
     (FENCE, "return halves == _HALVES.unpack(lease) and now_ns() < deadline", "return now_ns() < deadline",
      _FENCE_TESTS),
@@ -170,9 +235,22 @@ _OF_THE_FENCE = (
     (LEASE, "self._extend(lease_id, began)", "self._extend(lease_id, now_ns())", _KEEPER),
     (LEASE, "if is_ours and now_ns() < self._deadline_ns", "if is_ours", _KEEPER),
     (LEASE, "if is_ours and now_ns() < self._deadline_ns", "if now_ns() < self._deadline_ns", _KEEPER),
+    (LEASE, "self._board.lower_fence()", "pass", _KEEPER),
+    (LEASE, "if now_ns() < self._deadline_ns:\n            self._on", "if True:\n            self._on", _KEEPER),
+    (LEASE, "if now_ns() >= self._call_limit_ns", "if False", _KEEPER),
+    (LEASE, "min(limit_ns, (self._deadline_ns - now) // 2)", "limit_ns", _KEEPER),
     (LEASE, "self._may_acquire = False", "self._may_acquire = True", _GROUND),
     (SERVICE, 'await self.pool.kill_all("lease")', "await asyncio.sleep(0)", _GROUND),
     (ZYGOTE, "if self._children and now_ns() >= self._board.deadline_ns()", "if False", _FROZEN),
+    (ZYGOTE, "self._enforce_deadline()\n            self._reap()", "self._reap()", _FROZEN),
+    (ZYGOTE, "        die_with_parent(config[\"dispatcher_pid\"], DEATH_SIGNAL)\n", "", _DISPATCHER_DIES),
+    (ZYGOTE, "            die_with_parent(parent, signal.SIGKILL)\n", "", _ZYGOTE_DIES),
+    (ZYGOTE, "            self._kill_orphans()\n", "", _FAMILY),
+    (ZYGOTE, "            os.setsid()", "            pass", _FAMILY),
+    (CHILDREN, "if overdue > self._overdue_seconds and", "if False and", _OVERDUE),
+    (CHILDREN, "elif self._looks_at_same > self._most_looks:", "elif False:", _STILL),
+    (CHILDREN, "self._pool.kill_past_zygote()", "pass", _OVERDUE + _STILL),
+    (CHILDREN, "process.kill_group(pid)", "pass", _FAMILY[:1]),
 )  # fmt: skip
 _OF_THE_CLAIMS = (
     (PROCESS, "return not any(mark in environment", "return True or any(mark in environment",
@@ -182,11 +260,22 @@ _OF_THE_CLAIMS = (
     (CLAIMS, "if token not in ours and not self._pool.knows(token)", "if token not in ours", _KNOWN),
     (CLAIMS, "if token not in ours and not self._pool.knows(token)", "if not self._pool.knows(token)", _TROUBLE),
     (CLAIMS, "if token not in ours and not self._pool.knows(token)", "if False", _TROUBLE),
-    (CLAIMS, "self._loop.call_later(self._store.deadline_seconds, self._reconcile_soon)", "pass", _TROUBLE),
+    (CLAIMS, "self._loop.call_later(self._store.deadline_seconds, self.reconcile_soon)", "pass", _ANSWERS),
+    (CLAIMS, "if flight.lease != self._lease:", "if False:", _LATE),
+    (CLAIMS, "if self.lease_id == lease_id:\n                self._unwritten.extendleft",
+     "if False:\n                self._unwritten.extendleft", _OUTAGES),
+    (CLAIMS, "self._busy.append(ended._replace(was_busy=True))", "pass", _HOLDER),
+    (CLAIMS, "for ended in (*self._unwritten, *self._busy)}", "for ended in self._unwritten}", _HOLDER),
+    (CLAIMS, "return not (self._unwritten or self._busy or", "return not (self._unwritten or", _HOLDER),
+    (CLAIMS, "if any(flight.token not in held for", "if False and any(flight.token not in held for", _TAKEN),
+    (CLAIMS, "        trouble.on_relief(self.reconcile_soon)", "        pass", _TAKEN),
+    (SERVICE, "self.housekeeping.lost_leases.add(lease_id)", "pass", _GROUND),
 )  # fmt: skip
 
 MUTANTS = (
     *(Mutant(STATEMENTS, *mutant) for mutant in _OF_STATEMENTS),
+    *(Mutant(STATEMENTS, *mutant, _ANY_ORDER) for mutant in _IN_ANY_ORDER),
+    *(Mutant(EXCHANGES, *mutant) for mutant in _OF_EXCHANGES),
     *(Mutant(ENQUEUE, *mutant) for mutant in _OF_ENQUEUE),
     *(Mutant(*mutant) for mutant in _OF_THE_FENCE + _OF_THE_CLAIMS),
 )

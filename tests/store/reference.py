@@ -64,11 +64,14 @@ class Tables:
             run.attempt += 1
         return [(run.id, run.epoch) for run in claimed]
 
-    def finish(self, lease: UUID, settlements: Sequence[Settlement]) -> list[int]:
-        """Return the refused."""
+    def finish(
+        self, lease: UUID, settlements: Sequence[Settlement], *, locked: Collection[int] = ()
+    ) -> tuple[list[int], list[int]]:
+        """Return the refused, and the busy."""
         refused = [s.run_id for s in settlements if not self.holds(lease, s.run_id, s.epoch)]
+        busy = [s.run_id for s in settlements if s.run_id in locked and s.run_id not in refused]
         for s in settlements:
-            if s.run_id not in refused:
+            if s.run_id not in (*refused, *busy):
                 run = self.runs[s.run_id]
                 run.attempt -= not s.was_started
                 run.failures += s.has_failed
@@ -77,7 +80,7 @@ class Tables:
                 run.result = s.result
                 is_again = s.status in ("READY", "SCHEDULED")
                 self._leave(run, "CANCELLED" if is_again and run.is_cancel_requested else s.status)
-        return refused
+        return refused, busy
 
     def reclaim(
         self, *, grace: int, dead: Collection[UUID] = (), locked: Collection[int] = ()

@@ -1,8 +1,9 @@
-"""A claim takes no more than it was asked for and no run twice, whatever plan the planner chooses for it."""
+"""What is bounded takes the first and no more than it was asked for, whatever plan the planner chooses for it."""
 
 import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 from django.db import connection
@@ -12,7 +13,7 @@ from django_dispatch.store.base import Store
 from django_dispatch.store.postgres import PostgresStore
 from django_dispatch.store.session import PLAN
 
-from .tables import acquire, claim
+from .tables import LONG_AGO, acquire, add_run, claim, statuses
 
 CLAIMERS = 8
 LIMIT = 3
@@ -69,3 +70,17 @@ def test_each_claim_is_within_its_limit_and_each_run_claimed_once(
     running = Run.objects.filter(status=Status.RUNNING)
     assert set(running.values_list("pk", flat=True)) == set(taken)
     assert set(running.values_list("epoch", "attempt")) == {(1, 1)}
+
+
+def test_promote_and_prune_take_the_longest_due_without_an_index_that_says_so(new_store: Callable[[], Store]) -> None:
+    """Behind a pooler the planner is free to read the whole of a small table."""
+    store = new_store()
+    assert isinstance(store, PostgresStore)
+    for way in ("seqscan", "indexscan"):
+        store.session.execute(f"SET enable_{way} TO {'on' if way == 'seqscan' else 'off'}")
+    later, first = (add_run(status=Status.SCHEDULED, run_after=LONG_AGO + timedelta(days=days)) for days in (1, 0))
+    store.promote(limit=1)
+    assert statuses([first, later]) == [Status.READY, Status.SCHEDULED]
+    newer, _ = (add_run(status=Status.FAILED, finished_at=LONG_AGO + timedelta(days=days)) for days in (1, 0))
+    assert store.prune(status="FAILED", age_seconds=60.0, limit=1) == 1
+    assert set(Run.objects.filter(status=Status.FAILED).values_list("pk", flat=True)) == {newer}
