@@ -97,8 +97,10 @@ async def serve(settings: DispatchSettings, mode: Mode) -> int:
 
 def banner(settings: DispatchSettings) -> str:
     """Say what this dispatcher serves, and how."""
+    from ...dispatcher.looks import LISTENING_FACTOR
     from ...dispatcher.service import package_version
 
+    seconds = settings.poll_interval_seconds * (LISTENING_FACTOR if settings.wakeups else 1)
     return BANNER.format(
         version=package_version(),
         node=settings.node,
@@ -109,6 +111,6 @@ def banner(settings: DispatchSettings) -> str:
         database=settings.database,
         ttl=settings.lease_ttl_seconds,
         renew=settings.renew_seconds,
-        wakeups=f"{', '.join(settings.wakeups) or 'none'}; a look at least every {settings.poll_interval_seconds:g} s",
+        wakeups=f"{', '.join(settings.wakeups) or 'none'}; a look at least every {seconds:g} s",
         patience=settings.shutdown_timeout_seconds,
     )
