@@ -1,6 +1,6 @@
 """Run the tests of each mutant on a copy of the tree; print who noticed it. Exit code 1: one survived, or is no more.
 
-``python -m tests.mutation [--quick] [WORD …]`` runs those whose file or text has one of the words; with --quick, those
+``python -m tests.mutation [--quick] [WORD …]`` runs those whose file, text or tests have one of the words; ``--quick``:
 whose tests start no dispatcher and are over soon. Two at a time, on one server.
 """
 
@@ -100,7 +100,7 @@ def _write(file: Path, text: str) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     words = [argument for argument in arguments if argument != "--quick"]
-    chosen = [m for m in MUTANTS if not words or any(word in f"{m.file} {m.old}" for word in words)]
+    chosen = [m for m in MUTANTS if not words or any(word in f"{m.file} {m.old} {m.tests}" for word in words)]
     if "--quick" in arguments:
         chosen = [m for m in chosen if m.is_quick]
     server_url = postgres.ensure_server()
