@@ -88,6 +88,8 @@ def test_a_lease_that_is_taken_away_lowers_the_fence_before_anybody_is_told(kit:
         wait_for(lambda: scene.lost, what="the loss noticed")
         assert scene.lost == [(lease_id, False)]
         assert scene.board.deadline_ns() <= now_ns()
+        lost_at = now_ns()
+        wait_for(lambda: now_ns() > lost_at + 3 * RENEW_SECONDS * 1e9, what="three more steps of the keeper")
         assert not Lease.objects.exists(), "not before the bodies are dead"
         scene.keeper.acquire_again()
         wait_for(lambda: len(scene.acquired) == 2, what="the next lease")

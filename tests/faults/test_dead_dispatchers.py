@@ -207,5 +207,6 @@ def test_a_terminated_session_costs_no_run(kit: Kit, role: str) -> None:
     kit.gate.open("work")
     runs = wait_until_final(run, tasks.query.delay())
     assert [(run.status, run.attempt, run.interruptions) for run in runs] == [("SUCCESSFUL", 1, 0)] * 2
+    assert kit.ledger.starts(run) == 1, "its outcome was kept"
     wait_for(lambda: Lease.objects.get().renewed_at > renewed_at, what="a renewal")
     assert a.lease_id == lease_id

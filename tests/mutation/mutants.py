@@ -82,7 +82,7 @@ _HOLDER = ("tests/faults/test_transactions.py::test_a_transaction_that_holds_a_r
 _TAKEN = (_LOST + "test_a_body_whose_run_was_taken_away_is_stopped_after_a_reconnect",)
 _LATE = (_LOST + "test_a_frozen_family_that_finishes_late_changes_nothing", _FROZEN[0])
 _EXIT_CODE = ("tests/faults/test_outages.py::test_the_exit_code_tells_of_runs_that_a_lost_lease_has_left",)
-_OUTAGES = ("tests/faults/test_outages.py::test_bodies_outlive_a_restart_and_their_outcomes_are_written_once",)
+_SESSION = (_DEAD + "test_a_terminated_session_costs_no_run",)
 _TROUBLE = (
     *_ANSWERS,
     _DEAD + "test_a_terminated_session_costs_no_run",
@@ -241,7 +241,7 @@ _OF_THE_FENCE = (
     (LEASE, "if now_ns() < self._deadline_ns:\n            self._on", "if True:\n            self._on", _KEEPER),
     (LEASE, "if now_ns() >= self._call_limit_ns", "if False", _KEEPER),
     (LEASE, "min(limit_ns, (self._deadline_ns - now) // 2)", "limit_ns", _KEEPER),
-    (LEASE, "self._may_acquire = False", "self._may_acquire = True", _GROUND),
+    (LEASE, "self._may_acquire = False", "self._may_acquire = True", _KEEPER),
     (SERVICE, 'await self.pool.kill_all("lease")', "await asyncio.sleep(0)", _GROUND),
     (ZYGOTE, "if self._children and now_ns() >= self._board.deadline_ns()", "if False", _FROZEN),
     (ZYGOTE, "self._enforce_deadline()\n            self._reap()", "self._reap()", _FROZEN),
@@ -264,7 +264,7 @@ _OF_THE_CLAIMS = (
     (CLAIMS, "self._loop.call_later(self._store.deadline_seconds, self.reconcile_soon)", "pass", _ANSWERS),
     (CLAIMS, "if flight.lease != self._lease:", "if False:", _LATE),
     (CLAIMS, "if self.lease_id == lease_id:\n                self._unwritten.extendleft",
-     "if False:\n                self._unwritten.extendleft", _OUTAGES),
+     "if False:\n                self._unwritten.extendleft", _SESSION),
     (CLAIMS, "self._busy.append(ended._replace(was_busy=True))", "pass", _HOLDER),
     (CLAIMS, "for ended in (*self._unwritten, *self._busy)}", "for ended in self._unwritten}", _HOLDER),
     (CLAIMS, "return not (self._unwritten or self._busy or", "return not (self._unwritten or", _HOLDER),
