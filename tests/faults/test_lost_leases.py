@@ -27,6 +27,7 @@ def test_a_frozen_family_that_finishes_late_changes_nothing(kit: Kit) -> None:
     kit.dispatchers("b", lease_ttl=2)
     zygote, executors = a.zygote_pid, a.executor_pids
     assert zygote
+    old = a.lease_id
     kit.freeze(a.pid, zygote, *executors)
     kit.gate.wait_until_reached("work-2")
 
@@ -36,7 +37,6 @@ def test_a_frozen_family_that_finishes_late_changes_nothing(kit: Kit) -> None:
     kit.freeze.thaw(a.pid)
     a.wait_for_log("is lost")
     assert fresh(run).status == "RUNNING"
-    old = a.lease_id
     kit.freeze.thaw(zygote)
     wait_for(lambda: a.lease_id != old, what="a new lease")
 
