@@ -3,7 +3,8 @@
 A text stands once in its file; keep it short. Not here, because it changes nothing that can be seen: MATERIALIZED where
 rows are locked (PostgreSQL never inlines such an expression), and ``status = 'RUNNING'`` beside a lease that must fit
 (a constraint of the table says so). Nor what is the second line behind another guard: that the dispatcher kills the
-executors of a frozen zygote itself (the kernel does when it is killed).
+executors of a frozen zygote itself (the kernel does when it is killed), and that an outcome of a lost lease is not even
+sent (its token does not fit).
 """
 
 from typing import NamedTuple
@@ -80,7 +81,6 @@ _KNOWN = ("tests/faults/test_reconciling.py",)
 _ANSWERS = ("tests/faults/test_claims.py::test_a_claim_whose_reply_was_lost_is_released",)
 _HOLDER = ("tests/faults/test_transactions.py::test_a_transaction_that_holds_a_running_run_holds_up_nothing_else",)
 _TAKEN = (_LOST + "test_a_body_whose_run_was_taken_away_is_stopped_after_a_reconnect",)
-_LATE = _FROZEN
 _EXIT_CODE = ("tests/faults/test_outages.py::test_the_exit_code_tells_of_runs_that_a_lost_lease_has_left",)
 _SESSION = (_DEAD + "test_a_terminated_session_costs_no_run",)
 _TROUBLE = (
@@ -262,7 +262,6 @@ _OF_THE_CLAIMS = (
     (CLAIMS, "if token not in ours and not self._pool.knows(token)", "if not self._pool.knows(token)", _TROUBLE),
     (CLAIMS, "if token not in ours and not self._pool.knows(token)", "if False", _TROUBLE),
     (CLAIMS, "self._loop.call_later(self._store.deadline_seconds, self.reconcile_soon)", "pass", _ANSWERS),
-    (CLAIMS, "if flight.lease != self._lease:", "if False:", _LATE),
     (CLAIMS, "if self.lease_id == lease_id:\n                self._unwritten.extendleft",
      "if False:\n                self._unwritten.extendleft", _SESSION),
     (CLAIMS, "self._busy.append(ended._replace(was_busy=True))", "pass", _HOLDER),
