@@ -10,7 +10,7 @@ recorded     the database is the queue and the only truth                       
 announced    after the commit, a hint that a queue may have work                      ``wakeups``
 dispatched   ``rundispatcher`` claims READY runs under its lease                      ``dispatcher``
 executed     a child process runs the body, with a context if it wants one            ``executors``, ``context``
-steered      cancelled, or run again                                                  ``steering``
+steered      cancelled, or run again; dispatchers asked and told                      ``steering``, ``control``
 finished     the outcome is written, if the lease still holds                         ``store``
 ===========  =======================================================================  =================================
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .context import RunContextFilter, TaskContext
     from .enqueue import Call
     from .exceptions import (
+        ControlError,
         DispatchError,
         InvalidArguments,
         InvalidOption,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Call",
     "CancelAnswer",
+    "ControlError",
     "DispatchError",
     "InvalidArguments",
     "InvalidOption",

@@ -10,6 +10,7 @@ django_dispatch.E004  psycopg 3 cannot be imported, often for want of libpq; Dja
 django_dispatch.E005  a task module cannot be imported
 django_dispatch.W001  LISTEN would go through a transaction pooler, where it hears nothing
 django_dispatch.W002  psycopg runs in its pure Python implementation
+django_dispatch.W003  ``DISPATCH["NOTIFY_CHANNELS"]`` names channels, but ``WAKEUPS`` is empty: nobody listens
 ====================  ==========================================================================================
 
 They have two tags, because the dispatcher must not import task modules: a command that names
@@ -83,6 +84,12 @@ def _database_messages(found: conf.DispatchSettings) -> Iterator[CheckMessage]:
             f"The database {alias!r} seems to be reached through a transaction pooler, where LISTEN hears nothing.",
             hint="Set DISPATCH['LISTEN_DSN'] to a direct connection, or DISPATCH['WAKEUPS'] to [] to poll only.",
             id="django_dispatch.W001",
+        )
+    if found.notify_channels and not found.wakeups:
+        yield Warning(
+            f"Nobody hears {', '.join(sorted(found.notify_channels))}: DISPATCH['WAKEUPS'] is [].",
+            hint="Set DISPATCH['WAKEUPS'] to [\"pg_notify\"], or remove NOTIFY_CHANNELS.",
+            id="django_dispatch.W003",
         )
     yield from _psycopg_messages()
 

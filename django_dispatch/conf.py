@@ -19,6 +19,8 @@ DEFAULT_RETENTION = {"SUCCESSFUL": 86_400.0, "CANCELLED": 7 * 86_400.0, "FAILED"
 MAX_SLOTS = 512
 MAX_NODE_LENGTH = 200
 MAX_QUEUE_LENGTH = 100
+WAKEUP_CHANNEL = "django_dispatch"
+MAX_CHANNEL_BYTES = 63  # PostgreSQL cuts a longer name off
 LONGEST_SECONDS = 10 * 365 * 86_400.0
 # Their values may hold a password, which must not reach a log by way of an error message.
 SECRET_KEYS = frozenset({"LISTEN_DSN"})
@@ -89,6 +91,28 @@ def _queues(value: Any) -> tuple[str, ...] | None:
     return tuple(value)
 
 
+def _channel(value: Any) -> str:
+    name = _text(value)
+    if name == WAKEUP_CHANNEL or len(name.encode(errors="replace")) > MAX_CHANNEL_BYTES:
+        raise _Invalid(f"must be a name of 1 to {MAX_CHANNEL_BYTES} bytes other than {WAKEUP_CHANNEL!r}")
+    return name
+
+
+def _notify_channels(value: Any) -> Mapping[str, str]:
+    if not isinstance(value, Mapping):
+        raise _Invalid("must be a dict from channels to queues")
+    for channel, queue in value.items():
+        try:
+            _channel(channel)
+        except _Invalid as error:
+            raise _Invalid(f"has a channel that breaks the rule: it {error}") from None
+        try:
+            _text(queue, maximum=MAX_QUEUE_LENGTH)
+        except _Invalid as error:
+            raise _Invalid(f"has a queue name that breaks the rule: it {error}") from None
+    return dict(value)
+
+
 def _wakeups(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or any(name != "pg_notify" for name in value) or len(value) > 1:
         raise _Invalid('must be ["pg_notify"], or [] to find work by polling alone')
@@ -134,6 +158,9 @@ class DispatchSettings:
     wakeups: tuple[str, ...] = _key(_wakeups, ("pg_notify",))
     listen_dsn: str | None = _key(_optional_text, None)
     poll_interval_seconds: float = _key(lambda v: _seconds(v, minimum=0.01, maximum=3600), 1.0)
+    # control commands, and runs that come as messages
+    control_channel: str = _key(_channel, "django_dispatch_control")
+    notify_channels: Mapping[str, str] = _key(_notify_channels, dict)
     # what a dispatcher serves
     node: str = _key(lambda v: _text(v, maximum=MAX_NODE_LENGTH), socket.gethostname)
     queues: tuple[str, ...] | None = _key(_queues, None)

@@ -1,15 +1,16 @@
 """What a running body knows about its run: the context of ``bind=True``, and run id and task in its log records."""
 
+import asyncio
 import json
 import logging
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextvars import ContextVar
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from uuid import UUID, uuid5
 
 from .arguments import is_storable
-from .exceptions import InvalidOption
+from .exceptions import ControlError, InvalidOption
 
 NAMESPACE = UUID("a4d2f729-afff-4982-ad79-4b8752f657ea")
 MAX_AMOUNT = 2**63
@@ -44,6 +45,7 @@ class TaskContext:
         worker_id: str,
         report: Callable[[str], None] | None,
         why_stop: Callable[[], StopReason | None] | None,
+        ask: Callable[[str, float], str] | None = None,
     ) -> None:
         self.run_id = run_id
         self.epoch = epoch
@@ -51,6 +53,7 @@ class TaskContext:
         self.worker_id = worker_id
         self._report = report
         self._why_stop = why_stop
+        self._ask = ask
 
     @classmethod
     def detached(cls) -> "TaskContext":
@@ -95,6 +98,32 @@ class TaskContext:
         if self._report is not None:
             report = {"done": done, "total": total, "message": message}
             self._report(json.dumps(report, ensure_ascii=False, separators=(",", ":")))
+
+    def control(self, command: str, data: Mapping[str, Any] | None = None, *, timeout: float = 5.0) -> dict[str, Any]:
+        """Ask this run's own dispatcher, or tell it something, and return what it answers; no database is involved.
+
+        The commands are those of ``manage.py dispatcherctl``, such as ``workers`` or ``run``; one that is refused is
+        answered with ``error``. Blocks for at most ``timeout`` seconds. Raises ControlError if no answer came, or when
+        the context is detached. On an event loop use acontrol().
+        """
+        if self._ask is None:
+            raise ControlError(f"Nobody answers the control command {command!r}: this is a plain call, not a run.")
+        question = json.dumps({"control": command, "control_data": dict(data or {})})
+        try:
+            answer: dict[str, Any] = json.loads(self._ask(question, timeout))
+        except TimeoutError:
+            raise ControlError(f"No answer to the control command {command!r} within {timeout:g} s.") from None
+        return answer
+
+    async def acontrol(
+        self,
+        command: str,
+        data: Mapping[str, Any] | None = None,
+        *,
+        timeout: float = 5.0,  # noqa: ASYNC109 - as its twin has it
+    ) -> dict[str, Any]:
+        """See control()."""
+        return await asyncio.to_thread(self.control, command, data, timeout=timeout)
 
 
 class RunContextFilter(logging.Filter):

@@ -21,6 +21,10 @@ class InvalidOption(DispatchError, ValueError):
     """An option of an enqueue is out of its range or contradicts another one."""
 
 
+class ControlError(DispatchError):
+    """A control command could not be asked, or no answer came in time."""
+
+
 # A stop must pass through a body's ``except Exception``, and psycopg must cancel the statement that is
 # under way and leave its connection usable. Both follow from KeyboardInterrupt, and from nothing else.
 class RunStopped(KeyboardInterrupt):

@@ -16,6 +16,8 @@ class TaskFacts:
     timeout_seconds: float | None = None
     max_attempts: int = 1
     on_lost: str = "requeue"
+    priority: int = 0
+    queue: str = "default"
 
 
 def settle(run: ClaimedRun, outcome: Outcome, facts: TaskFacts | None, *, max_interruptions: int) -> Settlement:

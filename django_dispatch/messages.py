@@ -24,6 +24,7 @@ _FRAME = struct.Struct("!IB")  # the size of what follows, and its kind
 _TOKEN = struct.Struct("!qI")
 _ASSIGNMENT = struct.Struct("!q16sqII")
 _OUTCOME = struct.Struct("!qIBd")
+_NUMBER = struct.Struct("!q")
 _TICKET = struct.Struct("!q")
 # The hot ones with their frames, packed in one go.
 _FRAMED_ASSIGNMENT = struct.Struct("!IBq16sqII")
@@ -42,6 +43,10 @@ class _Code:
     NEWS = 6
     RETIRING = 7
     ASSIGNMENT = 8
+    QUESTION = 9
+    ANSWER = 10
+    STACK_ORDER = 11
+    STACK = 12
 
 
 class Kind(StrEnum):
@@ -184,6 +189,48 @@ class StopOrder(NamedTuple):
         )
 
 
+class Question(NamedTuple):
+    """A body asks its dispatcher: a control command, as its JSON text. ``number`` comes back with the Answer."""
+
+    number: int
+    text: str
+
+    def encode(self) -> bytes:
+        return _numbered(_Code.QUESTION, self.number, self.text)
+
+
+class Answer(NamedTuple):
+    """To an executor: what the dispatcher answers a body's question, as its JSON text."""
+
+    number: int
+    text: str
+
+    def encode(self) -> bytes:
+        return _numbered(_Code.ANSWER, self.number, self.text)
+
+
+class StackOrder(NamedTuple):
+    """To an event loop: say where this run is. (A synchronous body is asked by a signal, see stacks.py.)"""
+
+    run_id: int
+    epoch: int
+
+    def encode(self) -> bytes:
+        return _FRAME.pack(_TOKEN.size, _Code.STACK_ORDER) + _TOKEN.pack(self.run_id, self.epoch)
+
+
+class Stack(NamedTuple):
+    """Where a coroutine waits, as text; empty if there is no such run."""
+
+    run_id: int
+    epoch: int
+    text: str
+
+    def encode(self) -> bytes:
+        text = self.text.encode(errors="backslashreplace")
+        return _FRAME.pack(_TOKEN.size + len(text), _Code.STACK) + _TOKEN.pack(self.run_id, self.epoch) + text
+
+
 @dataclass(frozen=True, slots=True)
 class News:
     """From the zygote: a JSON document with the key ``event``. See zygote.py for the list."""
@@ -195,7 +242,20 @@ class News:
         return _FRAME.pack(len(text), _Code.NEWS) + text
 
 
-Message = Assignment | Ready | Retiring | Started | Outcome | Progress | StopOrder | News
+Message = (
+    Assignment
+    | Ready
+    | Retiring
+    | Started
+    | Outcome
+    | Progress
+    | StopOrder
+    | News
+    | Question
+    | Answer
+    | StackOrder
+    | Stack
+)
 
 
 class BrokenStream(Exception):
@@ -244,6 +304,21 @@ def _progress(data: bytes, start: int, end: int) -> Message:
     return Progress(run_id, epoch, data[start + _TOKEN.size : end].decode())
 
 
+def _stack(data: bytes, start: int, end: int) -> Message:
+    run_id, epoch = _TOKEN.unpack_from(data, start)
+    return Stack(run_id, epoch, data[start + _TOKEN.size : end].decode())
+
+
+def _numbered(code: int, number: int, text: str) -> bytes:
+    data = text.encode()
+    return _FRAME.pack(_NUMBER.size + len(data), code) + _NUMBER.pack(number) + data
+
+
+def _number_and_text(data: bytes, start: int, end: int) -> tuple[int, str]:
+    (number,) = _NUMBER.unpack_from(data, start)
+    return number, data[start + _NUMBER.size : end].decode()
+
+
 def _stop_order(data: bytes, start: int, end: int) -> Message:
     run_id, epoch = _TOKEN.unpack_from(data, start)
     return StopOrder(run_id, epoch, Stop(data[end - 1]))
@@ -257,6 +332,10 @@ _DECODERS: dict[int, Callable[[bytes, int, int], Message]] = {
     _Code.OUTCOME: _outcome,
     _Code.PROGRESS: _progress,
     _Code.STOP_ORDER: _stop_order,
+    _Code.QUESTION: lambda data, start, end: Question(*_number_and_text(data, start, end)),
+    _Code.ANSWER: lambda data, start, end: Answer(*_number_and_text(data, start, end)),
+    _Code.STACK_ORDER: lambda data, start, end: StackOrder(*_TOKEN.unpack_from(data, start)),
+    _Code.STACK: _stack,
     _Code.NEWS: lambda data, start, end: News(data[start:end].decode()),
 }
 

@@ -48,6 +48,7 @@ class Source(models.TextChoices):
 
     APP = "app", _("application")
     SQL = "sql", _("plain SQL")
+    NOTIFY = "notify", _("message")
 
 
 class Lease(models.Model):
@@ -103,6 +104,8 @@ class Run(models.Model):
     timeout = models.DurationField(_("timeout"), null=True, blank=True)
     on_lost = models.CharField(_("on lost"), max_length=7, choices=OnLost.choices, db_default=OnLost.REQUEUE)
     source = models.CharField(_("source"), max_length=10, choices=Source.choices, db_default=Source.SQL)
+    # Of the message that the run came by, if it did: known as long as the row, so that no message makes two runs.
+    uuid = models.CharField(_("message uuid"), max_length=255, null=True, blank=True)
     unique_key = models.CharField(_("unique key"), max_length=255, null=True, blank=True)
     concurrency_key = models.CharField(_("concurrency key"), max_length=255, null=True, blank=True)
     cancel_requested_at = models.DateTimeField(_("cancel requested at"), null=True, blank=True)
@@ -141,6 +144,8 @@ class Run(models.Model):
             models.UniqueConstraint(
                 fields=["unique_key"], name="dispatch_run_unique", condition=Q(unique_key__isnull=False)
             ),
+            # receive: each message that every dispatcher hears makes one run
+            models.UniqueConstraint(fields=["uuid"], name="dispatch_run_uuid", condition=Q(uuid__isnull=False)),
             models.CheckConstraint(name="dispatch_run_priority", condition=Q(priority__range=(-100, 100))),
             models.CheckConstraint(
                 name="dispatch_run_running_has_lease",

@@ -100,6 +100,14 @@ def test_w002_the_python_implementation_of_psycopg(
     assert checks.check_settings() == []
 
 
+def test_w003_nobody_listens_to_the_channels_of_messages(settings: Any, add_database: Callable[..., None]) -> None:
+    add_database("queue")
+    settings.DISPATCH = {"DATABASE": "queue", "NOTIFY_CHANNELS": {"jobs": "default"}, "WAKEUPS": []}
+    assert ids_of(checks.check_settings()) == ["django_dispatch.W003"]
+    settings.DISPATCH |= {"WAKEUPS": ["pg_notify"]}
+    assert checks.check_settings() == []
+
+
 def test_e004_psycopg_3_cannot_be_imported(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.DISPATCH = {}
     monkeypatch.setitem(sys.modules, "psycopg", None)

@@ -33,8 +33,8 @@ SECONDS = ["POLL_INTERVAL", "LEASE_TTL", "CANCEL_GRACE", "SHUTDOWN_TIMEOUT", "EX
 OPTIONAL_SECONDS = ["RENEW_INTERVAL", "LEASE_MARGIN", "DEFAULT_TIMEOUT", "EXECUTOR_MAX_AGE"]
 COUNTS = ["PROCESSES", "ASYNC_CONCURRENCY", "CLAIM_LIMIT", "MAX_INTERRUPTIONS"]
 OPTIONAL_COUNTS = ["EXECUTOR_MAX_RUNS", "EXECUTOR_MAX_MEMORY_MB"]
-TEXTS = ["DATABASE", "LISTEN_DSN", "NODE"]
-OTHERS = ["WAKEUPS", "QUEUES", "RETENTION"]
+TEXTS = ["DATABASE", "LISTEN_DSN", "NODE", "CONTROL_CHANNEL"]
+OTHERS = ["WAKEUPS", "QUEUES", "RETENTION", "NOTIFY_CHANNELS"]
 KEYS = [*SECONDS, *OPTIONAL_SECONDS, *COUNTS, *OPTIONAL_COUNTS, *TEXTS, *OTHERS]
 
 
@@ -129,6 +129,25 @@ def test_wakeups_refuse_all_but_the_known_ones(value: Any) -> None:
 @pytest.mark.parametrize("value", [None, 5, [("FAILED", 1)], {"RUNNING": 1}, {"failed": 1}, {1: 1}, {("FAILED",): 1}])
 def test_retention_refuses_all_but_final_statuses(value: Any) -> None:
     assert [problem.key for problem in refused({"RETENTION": value})] == ["RETENTION"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *([], "a", {1: "q"}, {"a": 1}, {"a": ""}, {"": "q"}, {"a\0": "q"}, {"a": "q" * 101}, {"é" * 32: "q"}),
+        {"django_dispatch": "q"},
+    ],
+)
+def test_notify_channels_refuse_all_but_names_of_channels_and_queues(value: Any) -> None:
+    assert [problem.key for problem in refused({"NOTIFY_CHANNELS": value})] == ["NOTIFY_CHANNELS"]
+
+
+def test_channels_map_to_queues_and_control_has_a_channel_of_its_own() -> None:
+    assert accepted({}).control_channel == "django_dispatch_control"
+    found = accepted({"CONTROL_CHANNEL": "steer", "NOTIFY_CHANNELS": {"steer": "mail", "é" * 31: "default"}})
+    assert (found.control_channel, found.notify_channels["steer"]) == ("steer", "mail")
+    for taken in ("django_dispatch", "x" * 64):
+        assert [problem.key for problem in refused({"CONTROL_CHANNEL": taken})] == ["CONTROL_CHANNEL"]
 
 
 @pytest.mark.parametrize("age", [True, -1, NAN, INF, "1 day", [], timedelta.max])

@@ -5,6 +5,7 @@ import itertools
 import logging
 import signal
 from typing import Any
+from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
@@ -14,8 +15,10 @@ from django_dispatch.dispatcher.backoff import Backoff
 from django_dispatch.dispatcher.claims import VAIN_LOOKS, VAIN_LOOKS_PER_SECOND, Claims
 from django_dispatch.dispatcher.durations import Durations
 from django_dispatch.dispatcher.housekeeping import Housekeeping
-from django_dispatch.dispatcher.pool import Pool, Room
+from django_dispatch.dispatcher.pool import Pool
 from django_dispatch.dispatcher.queues import Queues
+from django_dispatch.dispatcher.room import Room
+from django_dispatch.dispatcher.stats import Stats
 from django_dispatch.dispatcher.store_thread import StoreThread
 from django_dispatch.dispatcher.trouble import Trouble
 from django_dispatch.executors.fence import NEVER, Board, now_ns
@@ -103,6 +106,7 @@ POOL: dict[str, Any] = {
     "async_concurrency": 0,
     "claim_limit": 1,
     "default_timeout_seconds": None,
+    "stats": Stats(),
     **dict.fromkeys(("on_outcome", "on_progress", "on_room", "is_writing"), lambda *_: None),
 }
 
@@ -114,7 +118,7 @@ class Births:
         self.count = 0
         self.two = asyncio.Event()
 
-    def spawn(self, executor: int, *, kind: Kind, slot: int, descriptors: tuple[int, int]) -> None:
+    def spawn(self, executor: int, *, kind: Kind, slot: int, descriptors: tuple[int, int, int]) -> None:
         self.count += 1
         if self.count == 2:
             self.two.set()
@@ -176,6 +180,7 @@ def test_a_flood_of_wakeups_is_no_flood_of_claims(database_url: str) -> None:
             on_quiet=look_again,
             on_scheduled=lambda: None,
             trouble=Trouble(),
+            stats=Stats(),
         )
         claims.is_claiming = True
         began = loop.time()
@@ -192,13 +197,39 @@ def test_a_flood_of_wakeups_is_no_flood_of_claims(database_url: str) -> None:
     assert asyncio.run(main()) > 48 / VAIN_LOOKS_PER_SECOND
 
 
+def test_a_claims_loop_that_has_nothing_to_do_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_dispatch.dispatcher.claims.IDLE_SECONDS", 0.001)
+
+    async def main() -> None:
+        well = asyncio.Event()
+        claims = Claims(
+            Mock(),
+            Mock(),
+            Mock(),
+            queues=lambda: ["default"],
+            max_interruptions=1,
+            max_runs=None,
+            on_quiet=lambda: None,
+            on_scheduled=lambda: None,
+            trouble=Trouble(),
+            stats=Mock(spec=Stats, succeed=lambda _: well.set()),
+        )
+        running = asyncio.create_task(claims.run())
+        async with asyncio.timeout(10):
+            await well.wait()
+        running.cancel()
+
+    asyncio.run(main())
+
+
 # housekeeping's timers
 
 
-def repeat(step: Any, until: asyncio.Event) -> Housekeeping:
+def repeat(step: Any, until: asyncio.Event) -> Stats:
     """Repeat a step until the event, on a loop of its own."""
 
-    async def main() -> Housekeeping:
+    async def main() -> Stats:
+        stats = Stats()
         housekeeping = Housekeeping(
             StoreThread(open_store("default", "test", statement_timeout_seconds=1), deadline_seconds=1),
             ttl_seconds=1,
@@ -209,12 +240,13 @@ def repeat(step: Any, until: asyncio.Event) -> Housekeeping:
             is_listening=lambda: True,
             on_ready=lambda _: None,
             trouble=Trouble(),
+            stats=stats,
         )
         repeating = asyncio.create_task(housekeeping.repeat("sweep", 0.001, step))
         async with asyncio.timeout(10):
             await until.wait()
         repeating.cancel()
-        return housekeeping
+        return stats
 
     return asyncio.run(main())
 
@@ -245,12 +277,12 @@ def test_a_step_that_raises_is_logged_once_and_repeated(
         if len(times) == 5:
             done.set()
 
-    housekeeping = repeat(step, done)
+    stats = repeat(step, done)
     first, second = [record.getMessage() for record in caplog.records]
     assert first == begin
     assert second.startswith(end)
     assert times[2] - times[1] >= 0.04, "with back-off"
-    assert housekeeping.last_success.keys() == {"sweep"}
+    assert stats.loops["sweep"].last_success_at is not None
 
 
 def test_a_step_may_say_when_it_wants_to_be_called_next() -> None:

@@ -12,6 +12,9 @@ from django.core.management.base import BaseCommand
 from django_dispatch import __all__ as public_names
 from django_dispatch import checks, messages
 from django_dispatch.conf import DispatchSettings
+from django_dispatch.control import wire
+from django_dispatch.dispatcher import submissions
+from django_dispatch.dispatcher.commands import COMMANDS
 from django_dispatch.enqueue import EnqueueOptions
 from django_dispatch.models import Status
 
@@ -61,6 +64,26 @@ def test_rundispatcher_page_names_every_option_and_no_other() -> None:
     options = {option for action in parser._actions for option in action.option_strings} - inherited
     section = read("rundispatcher.md").split("## Options")[1].split("## Output")[0]
     assert {word.split(" ")[0] for word in first_cells(section)} == options
+
+
+def test_control_page_names_every_command_and_common_option_and_no_other() -> None:
+    command = load_command_class("django_dispatch", "dispatcherctl")
+    (commands,) = command.create_parser("manage.py", "dispatcherctl")._subparsers._group_actions
+    page = read("control.md")
+    section = page.split("## Commands")[1].split("| option |")[0]
+    assert rows(section) == set(commands.choices)
+    assert {name.replace("-", "_") for name in commands.choices} == set(COMMANDS)
+    options = {option for action in commands.choices["alive"]._actions for option in action.option_strings}
+    listed = page.split("| option |")[1].split("The exit code")[0]
+    assert {word.split(" ")[0] for word in first_cells(listed)} == options - {"-h", "--help"}
+
+
+def test_control_page_says_how_much_may_be_half_sent_and_how_many_wait() -> None:
+    page = read("control.md")
+    assert f"at most {wire.LARGEST_PENDING >> 20} MB" in page
+    assert f"{submissions.MOST_WAITING:,} messages wait" in page
+    assert wire.EXPIRY_SECONDS == 60
+    assert "after a\n  minute" in page
 
 
 def test_statuses_page_names_every_status_and_kind_of_error_and_no_other() -> None:

@@ -83,11 +83,11 @@ def test_a_loop_that_turns_shows_it() -> None:
 
 
 def sync_executor(**common: Any) -> None:
-    SyncExecutor(**common).serve()
+    SyncExecutor(**common, stacks=os.memfd_create("stacks")).serve()
 
 
 def loop_executor(**common: Any) -> None:
-    LoopExecutor(**common, concurrency=4).serve()
+    LoopExecutor(**common, stacks=os.memfd_create("stacks"), concurrency=4).serve()
 
 
 @pytest.mark.parametrize("executor", [sync_executor, loop_executor])

@@ -28,6 +28,7 @@ INDEXES = {
     "dispatch_run_claim": ("queue, priority DESC, id", "((status)::text = 'READY'::text)"),
     "dispatch_run_promote": ("run_after", "((status)::text = 'SCHEDULED'::text)"),
     "dispatch_run_lease": ("lease_id", "(lease_id IS NOT NULL)"),
+    "dispatch_run_uuid": ("uuid", "(uuid IS NOT NULL)"),
     "dispatch_run_unique": ("unique_key", "(unique_key IS NOT NULL)"),
     "dispatch_run_concurrency": (
         "concurrency_key, status",
@@ -74,7 +75,7 @@ class TestTables:
             name: (definition.split("(", 1)[1].split(")")[0], predicate) for name, definition, predicate, _ in found
         }
         assert indexes == INDEXES
-        assert [name for name, *_, is_unique in found if is_unique] == ["dispatch_run_unique"]
+        assert {name for name, *_, is_unique in found if is_unique} == {"dispatch_run_unique", "dispatch_run_uuid"}
 
     def test_a_lease_has_no_index_that_a_renewal_would_write(self, db: None) -> None:
         assert ask("SELECT count(*) FROM pg_index WHERE indrelid = %s::regclass", LEASE) == [(1,)]

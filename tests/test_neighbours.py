@@ -13,6 +13,7 @@ from django.db import OperationalError
 
 from django_dispatch.dispatcher import process
 from django_dispatch.dispatcher.housekeeping import Housekeeping
+from django_dispatch.dispatcher.stats import Stats
 from django_dispatch.dispatcher.store_thread import StoreThread
 from django_dispatch.dispatcher.trouble import Trouble
 from django_dispatch.models import Lease
@@ -59,6 +60,7 @@ def new_housekeeping(store: StoreThread) -> Callable[[bool], Housekeeping]:
             on_ready=lambda _: None,
             is_listening=lambda: is_listening,
             trouble=Mock(spec=Trouble),
+            stats=Stats(),
         )
 
     return new

@@ -1,9 +1,13 @@
 """The state that bodies of a process share."""
 
+import faulthandler
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
+from django_dispatch.executors import stacks
 from django_dispatch.executors.state import ProcessState
 
 
@@ -17,3 +21,20 @@ def test_a_directory_that_is_gone_is_no_reason_not_to_work(tmp_path: Path, monke
     born_after = ProcessState()
     assert born_after.restore(was_quick=True)
     assert not born_before.restore(was_quick=True), "a body may have deleted it; a fresh executor will not mind"
+
+
+def test_stacks_are_told_whatever_a_body_made_of_the_signal(tmp_path: Path) -> None:
+    """By default the signal would end the process."""
+    with (tmp_path / "stacks").open("w+b") as dump:
+        before = signal.getsignal(stacks.STACK_SIGNAL)
+        try:
+            for handler in (signal.SIG_DFL, lambda *_: None):
+                stacks.answer_signals(dump.fileno())
+                signal.signal(stacks.STACK_SIGNAL, handler)
+                stacks.answer_signals(dump.fileno())
+                dump.truncate(0)
+                os.kill(os.getpid(), stacks.STACK_SIGNAL)
+                assert b"in test_stacks_are_told" in Path(dump.name).read_bytes()
+        finally:
+            faulthandler.unregister(stacks.STACK_SIGNAL)
+            signal.signal(stacks.STACK_SIGNAL, before)

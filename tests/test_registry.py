@@ -277,6 +277,7 @@ def test_public_names() -> None:
     assert django_dispatch.__all__ == [
         "Call",
         "CancelAnswer",
+        "ControlError",
         "DispatchError",
         "InvalidArguments",
         "InvalidOption",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from django.db import OperationalError
 
-from django_dispatch.dispatcher import backoff, service
+from django_dispatch.dispatcher import backoff, sessions
 from django_dispatch.dispatcher.trouble import FIRST_SILENCE_SECONDS, Trouble
 from django_dispatch.store import session
 
@@ -122,6 +122,6 @@ def test_who_gets_through_has_the_others_try_at_once() -> None:
 
 def test_a_database_that_is_back_is_noticed_within_ten_seconds() -> None:
     """By design: whatever is under way has a deadline, and then there is one pause."""
-    under_way = max(session.CONNECT_SECONDS, service.LONGEST_CALL_SECONDS)
+    under_way = max(session.CONNECT_SECONDS, sessions.LONGEST_CALL_SECONDS)
     assert under_way + backoff.LONGEST_PAUSE_SECONDS < 10
-    assert service.LONGEST_STATEMENT_SECONDS < service.LONGEST_CALL_SECONDS
+    assert sessions.LONGEST_STATEMENT_SECONDS < sessions.LONGEST_CALL_SECONDS

@@ -1,4 +1,7 @@
-"""Keeps a zygote alive and the pool filled from it. On the dispatcher's loop."""
+"""Keeps a zygote alive and the pool filled from it; replaces it when the project is to be imported afresh.
+
+On the dispatcher's loop.
+"""
 
 import asyncio
 import logging
@@ -8,7 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 from ..conf import DispatchSettings
-from ..executors.fence import Board, now_ns
+from ..executors.fence import ZYGOTES, Board, now_ns
 from ..finish import TaskFacts
 from ..messages import Kind
 from . import process
@@ -45,113 +48,165 @@ class Children:
         self._loop = asyncio.get_running_loop()
         self._backoff = Backoff(first_seconds=1.0, longest_seconds=30.0)
         self._zygote: ZygoteProcess | None = None
-        self._gone = asyncio.Event()
-        self._is_ready = False
+        self._successor: ZygoteProcess | None = None
+        self._living: set[ZygoteProcess] = set()
         self._is_closing = False
         self.boot_mark = uuid4().hex
         """In the environment of the zygote and all that descends from it, so that they are found when we are dead."""
         self._ready_timeout_seconds = settings.executor_ready_timeout_seconds
         self.look_seconds = min(LONGEST_LOOK_SECONDS, settings.margin_seconds / 8)
-        """How often look_at_zygote() is to be called."""
+        """How often look_at_zygotes() is to be called."""
         # In looks, for a machine that was suspended as a whole has not looked either.
         self._most_looks = int(max(SHORTEST_STANDSTILL_SECONDS, settings.lease_ttl_seconds / 2) / self.look_seconds)
-        self._looks_at_same = 0
-        self._last_turn_ns = 0
         self._overdue_seconds = settings.margin_seconds / 4
         self._config = _config(settings, board, verbosity)
 
+    @property
+    def zygote_pid(self) -> int | None:
+        return self._zygote.pid if self._zygote is not None else None
+
+    @property
+    def _is_ready(self) -> bool:
+        return self._zygote is not None and self._zygote.is_ready
+
     def start(self) -> None:
-        """Start a zygote, unless the dispatcher is ending."""
-        if self._is_closing:
-            return
-        self._is_ready = False
-        self._gone.clear()
-        self._zygote = ZygoteProcess(
-            self._config, self._board, self.boot_mark, on_news=self._on_news, on_gone=self._on_gone
+        """Start a zygote, unless the dispatcher is ending, or a successor has come first."""
+        if not self._is_closing and self._zygote is None:
+            self._zygote = self._launch()
+
+    def recycle(self) -> bool:
+        """Import the project afresh; once that is done, no executor of the old code gets anything more.
+
+        False: that is under way already, or there is nothing old yet, or executors of too many older codes are left.
+        """
+        if self._successor is not None or self._is_closing or not self._is_ready or len(self._living) >= ZYGOTES:
+            return False
+        self._successor = self._launch()
+        return True
+
+    def _launch(self) -> ZygoteProcess:
+        zygote = ZygoteProcess(
+            self._config,
+            self._board,
+            next(number for number in range(ZYGOTES) if number not in {zygote.number for zygote in self._living}),
+            self.boot_mark,
+            on_news=lambda event, facts: self._on_news(zygote, event, facts),
+            on_gone=lambda status: self._on_gone(zygote, status),
         )
-        self._loop.call_later(self._ready_timeout_seconds, self._give_up, self._zygote)
+        self._living.add(zygote)
+        self._loop.call_later(self._ready_timeout_seconds, self._give_up, zygote)
+        return zygote
 
     def fill(self) -> None:
         """Have the pool start what it is missing, if a zygote is there and bodies may run."""
         if self._zygote is not None and self._is_ready and self._may_fill() and not self._is_closing:
             self._pool.fill(self._zygote)
 
-    def look_at_zygote(self) -> None:
+    def look_at_zygotes(self) -> None:
         """Replace a zygote that does nothing any more: the switch must work. Its executors are killed with it."""
-        if self._zygote is None or not self._is_ready:
-            return
-        now, turned = now_ns(), self._board.last_turn_ns()
-        self._looks_at_same = self._looks_at_same + 1 if turned == self._last_turn_ns else 0
-        self._last_turn_ns = turned
-        overdue = (now - self._board.deadline_ns()) / 1e9
-        if overdue > self._overdue_seconds and any(executor.is_ready for executor in self._pool.executors.values()):
-            logger.error("The zygote has not killed what had to be dead %.1f s ago; it is killed, and they.", overdue)
-        elif self._looks_at_same > self._most_looks:
-            still = (now - turned) / 1e9
-            logger.error("The zygote has stood still for %.1f s; it is killed with its executors.", still)
-        else:
-            return
-        self._is_ready = False
-        self._pool.kill_past_zygote()
-        self._zygote.destroy()
+        for zygote in [zygote for zygote in self._living if zygote.is_ready]:
+            turned, now = zygote.look(), now_ns()
+            overdue = (now - self._board.deadline_ns()) / 1e9
+            has_bodies = any(executor.is_ready for executor in self._pool.children_of(zygote))
+            if overdue > self._overdue_seconds and has_bodies:
+                logger.error(
+                    "The zygote has not killed what had to be dead %.1f s ago; it is killed, and they.", overdue
+                )
+            elif zygote.looks_at_same_turn > self._most_looks:
+                still = (now - turned) / 1e9
+                logger.error("The zygote has stood still for %.1f s; it is killed with its executors.", still)
+            else:
+                continue
+            self._pool.kill_past_zygote(zygote)
+            zygote.destroy()
 
     async def close(self) -> None:
         """End the zygote, which kills what is left of its executors."""
         self._is_closing = True
-        zygote = self._zygote
-        if zygote is None:
-            return
-        zygote.close()
-        try:
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await self._gone.wait()
-        except TimeoutError:
-            zygote.destroy()
+        for zygote in list(self._living):
+            zygote.close()
+        if not await until(lambda: not self._living, seconds=CLOSE_SECONDS):
+            for zygote in self._living:
+                zygote.destroy()
 
     def _give_up(self, zygote: ZygoteProcess) -> None:
-        if zygote is self._zygote and not self._is_ready:
+        if zygote is self._successor or (zygote is self._zygote and not self._is_ready):
             logger.error("The project was not imported within %g s; the zygote is killed.", self._ready_timeout_seconds)
             zygote.destroy()
 
-    def _on_news(self, event: str, facts: dict[str, Any]) -> None:
+    def _on_news(self, zygote: ZygoteProcess, event: str, facts: dict[str, Any]) -> None:
         if event == "spawned":
             self._pool.on_spawned(facts["executor"], facts["pid"])
         elif event == "exited":
             self._pool.on_exited(facts["executor"], facts["status"], facts["cause"], facts["peak_kb"], facts["note"])
+            self._end_old()
         elif event == "ready":
+            if zygote is self._successor and facts["broken"]:
+                return self._refuse_successor(facts["broken"])
+            if zygote is self._successor:
+                self._succeed(zygote)
+            zygote.is_ready = True
             self._on_ready(facts["tasks"], facts["broken"])
 
+    def _refuse_successor(self, broken: dict[str, str]) -> None:
+        """Runs of tasks that were known so far must not fail as unknown."""
+        successor, self._successor = self._successor, None
+        if successor is not None:
+            successor.close()
+        for module, error in broken.items():
+            text = error.strip().rsplit("\n", 1)[-1]
+            logger.error("The project was not imported afresh, the old code goes on: module %s: %s", module, text)
+
+    def _succeed(self, successor: ZygoteProcess) -> None:
+        """Let go of the executors of the old code; the fill that follows is of the new."""
+        old, self._zygote, self._successor = self._zygote, successor, None
+        logger.info("The project was imported afresh; executors of the old code end when they have ended their runs.")
+        self._pool.is_filling = False
+        if old is not None:
+            for executor in self._pool.children_of(old):
+                self._pool.let_go(executor)
+        self._end_old()
+
+    def _end_old(self) -> None:
+        """End zygotes that were succeeded, when the last of their executors is gone."""
+        for zygote in self._living - {self._zygote, self._successor}:
+            if not self._pool.children_of(zygote):
+                zygote.close()
+
     def _on_ready(self, tasks: dict[str, dict[str, Any]], broken: dict[str, str]) -> None:
-        self._pool.facts = {
-            path: TaskFacts(Kind(task["kind"]), task["timeout_seconds"], task["max_attempts"], task["on_lost"])
-            for path, task in tasks.items()
-        }
+        self._pool.facts = {path: TaskFacts(**{**task, "kind": Kind(task["kind"])}) for path, task in tasks.items()}
         for module, error in broken.items():
             logger.error("The task module %s cannot be imported: %s", module, error.strip().rsplit("\n", 1)[-1])
-        self._is_ready = True
         self._backoff.reset()
         logger.info("Ready: %s known.", "1 task" if len(tasks) == 1 else f"{len(tasks)} tasks")
         self.fill()
 
-    def _on_gone(self, status: int) -> None:
-        self._gone.set()
-        self._zygote = None
-        pause = self._backoff.next_seconds()
-        if not self._is_closing:
-            logger.error("The zygote is gone (status %s); a new one is started in %.1f s.", status, pause)
-        self._soon("bury", self._bury(pause))
+    def _on_gone(self, zygote: ZygoteProcess, status: int) -> None:
+        self._living.discard(zygote)
+        if zygote is self._successor:
+            self._successor = None
+            logger.error("The project could not be imported afresh (status %s); the old code goes on.", status)
+            return
+        pause = None
+        if zygote is self._zygote:
+            self._zygote = None
+            pause = self._backoff.next_seconds()
+            if not self._is_closing:
+                logger.error("The zygote is gone (status %s); a new one is started in %.1f s.", status, pause)
+        self._soon("bury", self._bury(zygote, pause))
 
-    async def _bury(self, pause: float) -> None:
+    async def _bury(self, zygote: ZygoteProcess, pause: float | None) -> None:
         """The kernel kills the executors with their zygote; settle what they had when they are surely gone.
 
-        Only then comes a new zygote, whose executors must not be taken for those.
+        Only then, after a ``pause``, comes a new zygote in its place; None: there is one, or none is needed.
         """
-        pids = [executor.pid for executor in self._pool.executors.values() if executor.pid is not None]
+        pids = [executor.pid for executor in self._pool.children_of(zygote) if executor.pid is not None]
         for pid in pids:  # what bodies started does not die with the zygote
             process.kill_group(pid)
         await until(lambda: not any(process.start_time(pid) for pid in pids), seconds=float("inf"))
-        self._pool.zygote_died()
-        self._loop.call_later(pause, self.start)
+        self._pool.zygote_died(zygote)
+        if pause is not None:
+            self._loop.call_later(pause, self.start)
 
 
 def _config(settings: DispatchSettings, board: Board, verbosity: int) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from django.db import DataError
 from django.db import Error as DatabaseError
 
 from ..finish import settle
@@ -20,9 +19,11 @@ from ..store.base import ClaimedRun, Exchange, Settlement
 from ..store.exchange import AsyncExchanger
 from .backoff import Backoff
 from .executor import Flight, Token
-from .pool import Pool, Room
+from .pool import Pool
+from .room import Room
+from .stats import Stats
 from .store_thread import StoreThread
-from .trouble import Trouble, text_of
+from .trouble import Trouble, is_unstorable, text_of
 
 LARGEST_BATCH = 500
 # Second looks after one that found work: they find what a thinned or gated wakeup did not announce.
@@ -34,6 +35,7 @@ VAIN_LOOKS_PER_SECOND = 50.0
 LONG_WALK_SECONDS = 0.05
 WALKS = 3
 WALKING_SHARE = 0.2
+IDLE_SECONDS = 5.0  # so often a loop that has nothing to do says that it is well
 LONGEST_BUSY_SECONDS = 1.0  # between two tries to write an outcome whose run another transaction holds
 
 logger = logging.getLogger("django_dispatch.dispatcher")
@@ -63,6 +65,7 @@ class Claims:
         on_quiet: Callable[[], None],
         on_scheduled: Callable[[], None],
         trouble: Trouble,
+        stats: Stats,
     ) -> None:
         self._exchanger = exchanger
         self._store = store
@@ -73,6 +76,8 @@ class Claims:
         self._on_quiet = on_quiet
         self._on_scheduled = on_scheduled
         self._trouble = trouble
+        self._stats = stats
+        stats.expect("claims", IDLE_SECONDS)
         trouble.on_relief(self.reconcile_soon)  # what a failover has undone, any connection may be the first to meet
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
@@ -115,6 +120,7 @@ class Claims:
         """Write what a run has come to, and its last progress; what belongs to a lost lease does not count."""
         if flight.lease != self._lease:
             logger.warning("Run %s (%s): its lease was lost; the outcome is dropped.", flight.run.id, flight.run.task)
+            self._stats.outcomes_dropped += 1
             return
         facts = self._pool.facts.get(flight.run.task)
         settlement = settle(flight.run, outcome, facts, max_interruptions=self._max_interruptions)
@@ -145,12 +151,18 @@ class Claims:
     async def run(self) -> None:
         """Exchange outcomes for runs, for ever."""
         while True:
-            await self._event.wait()
+            try:
+                async with asyncio.timeout(IDLE_SECONDS):
+                    await self._event.wait()
+            except TimeoutError:  # there was nothing to do
+                self._stats.succeed("claims")
+                continue
             self._event.clear()
             try:
                 while self.lease_id is not None and await self._step(self.lease_id):
                     pass
                 self._backoff.reset()
+                self._stats.succeed("claims")
             except DatabaseError as error:
                 self.reconcile_soon()
                 # A statement goes on in the database when its connection breaks: look again when it must have ended.
@@ -266,7 +278,7 @@ class Claims:
                 at_most_once_tasks=[path for path, facts in self._pool.facts.items() if facts.on_lost == "fail"],
             )
         except DatabaseError as error:
-            if not batch or not _is_unstorable(error):
+            if not batch or not is_unstorable(error):
                 raise
             return await self._exchange_piecemeal(lease_id, batch, error)
 
@@ -286,6 +298,7 @@ class Claims:
 
     def _take(self, exchange: Exchange, limit: int, lease_id: UUID) -> None:
         self.claimed_total += len(exchange.claimed)
+        self._stats.runs_claimed = self.claimed_total
         self._undelivered = list(exchange.claimed)
         if limit and len(exchange.claimed) == limit:
             # There is more: executors are given theirs when the next statement is out, while the database works.
@@ -327,6 +340,9 @@ class Claims:
 
     def _note_written(self, batch: Sequence[Ended], exchange: Exchange) -> None:
         refused = set(exchange.refused)
+        for ended in batch:
+            if ended.settlement.run_id not in refused:
+                self._stats.count_finished(ended.flight.run, ended.settlement.status)
         if not refused and not self._resent and not logger.isEnabledFor(logging.INFO):
             batch = [ended for ended in batch if ended.settlement.error is not None]
         for ended in batch:
@@ -339,6 +355,7 @@ class Claims:
                 logger.info("Run %s (%s): its outcome was written before the connection broke.", run.id, run.task)
             else:
                 logger.warning("Run %s (%s): lease lost; its outcome is dropped.", run.id, run.task)
+                self._stats.outcomes_dropped += 1
 
     async def _reconcile(self, lease_id: UUID) -> None:
         """After trouble, compare what the database holds under our lease with what is here."""
@@ -377,8 +394,3 @@ def _log(ended: Ended) -> None:
             outcome.duration_seconds,
             run.attempt,
         )
-
-
-def _is_unstorable(error: DatabaseError) -> bool:
-    """Whether the data is to blame: a value that a type cannot hold, or a limit of the program (class 54)."""
-    return isinstance(error, DataError) or str(getattr(error.__cause__, "sqlstate", "")).startswith("54")

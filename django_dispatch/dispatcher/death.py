@@ -62,3 +62,8 @@ def _verdict(flight: Flight, death: Death) -> tuple[Verdict, str, str]:
     if death.fault and death.status == -signal.SIGKILL:
         return Verdict.LOST, "lost", f"Its executor {death.fault}, and was killed."
     return Verdict.LOST, "lost", f"Its executor died: {death.how}."
+
+
+def cause_of(cause: str) -> str:
+    """Return the cause of an exit, without the run that it may name: there are few of them."""
+    return cause.partition(" run ")[0] or "itself"

@@ -2,13 +2,26 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from ..finish import TaskFacts
-from ..messages import Assignment, BrokenStream, FrameReader, Kind, Message, Stop, StopOrder, pack_tickets, take_tickets
+from ..messages import (
+    Answer,
+    Assignment,
+    BrokenStream,
+    FrameReader,
+    Kind,
+    Message,
+    StackOrder,
+    Stop,
+    StopOrder,
+    pack_tickets,
+    take_tickets,
+)
 from ..store.base import ClaimedRun
 from .durations import SHORT_SECONDS
 
@@ -17,6 +30,14 @@ LARGEST_READ = 1 << 18
 MANY_TICKETS = 4096
 
 Token: TypeAlias = tuple[int, int]
+
+
+class Zygote(Protocol):
+    """What the pool needs of the zygote."""
+
+    def spawn(self, executor: int, *, kind: Kind, slot: int, descriptors: tuple[int, int, int]) -> None: ...
+    def signal(self, executor: int, number: int) -> None: ...
+    def kill(self, executor: int, cause: str) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -45,10 +66,14 @@ class Executor:
     capacity: int
     born_at: float
     loop: asyncio.AbstractEventLoop
+    zygote: Zygote
+    """Its parent."""
     pid: int | None = None
     is_ready: bool = False
     is_doomed: bool = False
     """No more assignments: it is leaving or being killed."""
+    is_let_go: bool = False
+    """It is to be ended when it has ended what it has."""
     is_killed: bool = False
     is_blocked: bool = False
     """Its event loop does not turn: no more assignments for now."""
@@ -58,6 +83,8 @@ class Executor:
     """What it did that it had to be killed for."""
     flights: dict[Token, Flight] = field(default_factory=dict)
     unstarted: int = 0
+    finished: int = 0
+    """Bodies that have ended here."""
 
     def __post_init__(self) -> None:
         self._frames = FrameReader()
@@ -69,11 +96,12 @@ class Executor:
         self.stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
         for end in (self._tickets, self.stream):
             end.setblocking(False)
+        self.stacks = os.memfd_create("django_dispatch stacks")  # both sides have one offset in it
 
     @property
-    def descriptors(self) -> tuple[int, int]:
-        """The executor's ends: to take tickets from; to read assignments and orders from and to report on."""
-        return self._their_tickets.fileno(), self._their_stream.fileno()
+    def descriptors(self) -> tuple[int, int, int]:
+        """The executor's ends: to take tickets from; to read assignments and orders from and report on; for stacks."""
+        return self._their_tickets.fileno(), self._their_stream.fileno(), self.stacks
 
     def forget_their_stream(self) -> None:
         """Close our copy of their end, so that its end is seen. That of the tickets is kept, to take back from."""
@@ -107,6 +135,16 @@ class Executor:
     def order_stop(self, flight: Flight, reason: Stop) -> None:
         """Tell the event loop of an async executor to end a run."""
         self._unsent += StopOrder(*flight.token, reason).encode()
+        self.flush()
+
+    def order_stack(self, flight: Flight) -> None:
+        """Ask the event loop of an async executor where a run is."""
+        self._unsent += StackOrder(*flight.token).encode()
+        self.flush()
+
+    def answer(self, number: int, text: str) -> None:
+        """Answer a body's question."""
+        self._unsent += Answer(number, text).encode()
         self.flush()
 
     def flush(self) -> None:
@@ -181,3 +219,4 @@ class Executor:
         self.loop.remove_writer(self.stream)
         for end in (self._tickets, self._their_tickets, self.stream, self._their_stream):
             end.close()
+        os.close(self.stacks)

@@ -18,6 +18,7 @@ from django.db import Error as DatabaseError
 from ..store.base import Neighbour
 from . import process
 from .backoff import Backoff
+from .stats import Stats
 from .store_thread import StoreThread
 from .trouble import Trouble
 
@@ -51,6 +52,7 @@ class Housekeeping:
         poll_pause: Callable[[], float],
         is_listening: Callable[[], bool],
         trouble: Trouble,
+        stats: Stats,
     ) -> None:
         self._store = store
         self._ttl_seconds = ttl_seconds
@@ -62,22 +64,22 @@ class Housekeeping:
         self._is_listening = is_listening
         self._hurries: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self._trouble = trouble
+        self._stats = stats
         self._neighbours: Sequence[Neighbour] = ()
         self._news, self._learned, self._learned_at = 1, 0, 0.0
         self.lost_leases: set[UUID] = set()
         """Leases of ours that were lost and whose bodies are dead; their runs are still to be given back."""
-        self.last_success: dict[str, float] = {}
-        """When each step last succeeded, by time.time()."""
 
     async def repeat(self, name: str, seconds: float, step: Callable[[], Awaitable[float | None]]) -> None:
         """Do a step for ever, every ``seconds`` ± 20 %, or after as many seconds as it returned, or in a hurry."""
         backoff = Backoff()
+        self._stats.expect(name, seconds)
         is_failing = False
         while True:
             self._hurries[name].clear()
             try:
                 pause = await step()
-                self.last_success[name] = time.time()
+                self._stats.succeed(name, pause)
                 backoff.reset()
                 self._trouble.succeeded(name)
                 if is_failing:

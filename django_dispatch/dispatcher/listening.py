@@ -8,6 +8,7 @@ from ..store.session import connection_params
 from ..wakeups.base import Wakeup
 from ..wakeups.pg_notify import Listener
 from .backoff import Backoff
+from .stats import Stats
 from .store_thread import StoreThread
 from .trouble import Trouble
 
@@ -18,17 +19,14 @@ def open_listener(
     settings: DispatchSettings,
     store: StoreThread,
     trouble: Trouble,
+    stats: Stats,
     *,
     on_wakeup: Callable[[Wakeup], None],
     on_connected: Callable[[], None],
+    on_message: Callable[[str, str], None],
 ) -> Listener:
     """Return a listener that shares in what the dispatcher knows of the database; nothing is connected yet."""
     backoff = Backoff()
-
-    def params() -> dict[str, Any]:
-        if settings.listen_dsn is not None:
-            return {"conninfo": settings.listen_dsn, "application_name": "django_dispatch listener"}
-        return connection_params(settings.database, "listener")
 
     async def send(payload: str) -> None:
         await store.call(store.store.notify, [payload])
@@ -40,15 +38,26 @@ def open_listener(
     def succeed() -> None:
         backoff.reset()
         trouble.succeeded("listener")
+        stats.succeed("listener")
 
+    proof_seconds = min(max(settings.poll_interval_seconds, 1.0), LONGEST_PROOF_SECONDS)
+    stats.expect("listener", proof_seconds)
     listener = Listener(
-        params,
+        lambda: _params(settings),
         on_wakeup=on_wakeup,
         on_connected=on_connected,
         send=send,
         on_failed=fail,
         on_proved=succeed,
-        proof_seconds=min(max(settings.poll_interval_seconds, 1.0), LONGEST_PROOF_SECONDS),
+        proof_seconds=proof_seconds,
+        channels=(settings.control_channel, *settings.notify_channels),
+        on_message=on_message,
     )
     trouble.on_relief(listener.doubt)
     return listener
+
+
+def _params(settings: DispatchSettings) -> dict[str, Any]:
+    if settings.listen_dsn is not None:
+        return {"conninfo": settings.listen_dsn, "application_name": "django_dispatch listener"}
+    return connection_params(settings.database, "listener")

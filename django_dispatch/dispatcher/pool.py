@@ -8,17 +8,18 @@ import os
 import signal
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from ..executors.fence import Board, now_ns
 from ..finish import TaskFacts
-from ..messages import Kind, Outcome, Progress, Ready, Retiring, Started, Stop, Verdict, error_document
+from ..messages import Kind, Outcome, Progress, Question, Ready, Retiring, Stack, Started, Stop, Verdict, error_document
 from ..store.base import ClaimedRun
 from .backoff import Backoff
-from .death import Death, outcome_of
+from .death import Death, cause_of, outcome_of
 from .durations import Durations
-from .executor import Executor, Flight, Token
+from .executor import Executor, Flight, Token, Zygote
+from .room import Room, room_in
+from .stats import Stats
 
 # An executor with so many runs before it needs no answer for each: its reports are read by the millisecond.
 BUSY = 8
@@ -27,22 +28,6 @@ FENCED_SECONDS = 0.1
 CUT_SECONDS = 2.0  # an executor that has ended is reported sooner than that after its stream has
 
 logger = logging.getLogger("django_dispatch.dispatcher")
-
-
-class Zygote(Protocol):
-    """What the pool needs of the zygote."""
-
-    def spawn(self, executor: int, *, kind: Kind, slot: int, descriptors: tuple[int, int]) -> None: ...
-    def signal(self, executor: int, number: signal.Signals) -> None: ...
-    def kill(self, executor: int, cause: str) -> None: ...
-
-
-class Room(NamedTuple):
-    """How many runs may be claimed, and of which tasks none; ``is_partial``: a lane with executors is full."""
-
-    limit: int
-    excluded: Sequence[str] = ()
-    is_partial: bool = False
 
 
 class Pool:
@@ -65,10 +50,11 @@ class Pool:
         on_progress: Callable[[Flight, str], None],
         on_room: Callable[[], None],
         is_writing: Callable[[], bool],
+        stats: Stats,
     ) -> None:
         self._board = board
         self._node = node
-        self._processes = processes
+        self.processes = processes
         self._async_concurrency = async_concurrency
         self._claim_limit = claim_limit
         self._default_timeout_seconds = default_timeout_seconds
@@ -76,6 +62,9 @@ class Pool:
         self._on_progress = on_progress
         self._on_room = on_room
         self._is_writing = is_writing
+        self._stats = stats
+        self.on_aside: Callable[[Executor, Question | Stack], None] = lambda executor, aside: None
+        """Gets what executors say of something else than outcomes."""
         self._unread: list[Executor] = []
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count(1)
@@ -100,6 +89,9 @@ class Pool:
         """Return every run that an executor has, started or not."""
         return [flight for executor in self.executors.values() for flight in executor.flights.values()]
 
+    def children_of(self, zygote: Zygote) -> list[Executor]:
+        return [executor for executor in self.executors.values() if executor.zygote is zygote]
+
     def find(self, token: Token) -> tuple[Executor, Flight] | None:
         for executor in self.executors.values():
             if token in executor.flights:
@@ -112,8 +104,7 @@ class Pool:
     def room(self) -> Room:
         """Return how many runs may be claimed now, and of which tasks none.
 
-        What will be claimed may all be of one lane, so the smaller room of those that have any is what there is. While
-        runs are short, one more for each synchronous slot may wait here: the slot will soon be free.
+        While runs are short, one more for each synchronous slot may wait here: the slot will soon be free.
         """
         ahead = self.durations.ahead(self._claim_limit)
         has_reserve, now = self.durations.is_worth_a_reserve(), self._loop.time()
@@ -125,13 +116,7 @@ class Pool:
                     rooms[Kind.SYNC] += 1
         for flight in self.waiting:
             rooms[flight.facts.kind] -= 1
-        open_rooms = [room for room in rooms.values() if room > 0]
-        if not open_rooms:
-            return Room(0)
-        full = [kind for kind, room in rooms.items() if room <= 0]
-        excluded = [path for path, facts in self.facts.items() if facts.kind in full] if full else []
-        is_partial = any(self._wanted(kind) for kind in full)
-        return Room(min(*open_rooms, self._claim_limit), excluded, is_partial)
+        return room_in(rooms, self._claim_limit, self.facts, self._wanted)
 
     # runs
 
@@ -213,10 +198,8 @@ class Pool:
                 self._land(executor, message)
             elif isinstance(message, Started):
                 executor.mark_started(message, now)
-            elif isinstance(message, Progress):
-                flight = executor.flights.get((message.run_id, message.epoch))
-                if flight is not None:
-                    self._on_progress(flight, message.text)
+            elif isinstance(message, Progress | Question | Stack):
+                self._hear(executor, message)
             elif isinstance(message, Ready):
                 executor.is_ready = had_outcome = True
                 self._backoff.reset()
@@ -225,6 +208,7 @@ class Pool:
                 self.take_back_from(executor)
                 self._fill()
         if had_outcome:
+            self.end_idle(executor)
             self.assign_waiting()
             self._on_room()
         if executor.is_cut:
@@ -235,10 +219,18 @@ class Pool:
             self._loop.remove_reader(executor.stream)
             self._unread.append(executor)
 
+    def _hear(self, executor: Executor, message: Progress | Question | Stack) -> None:
+        """Pass on what is said while bodies run."""
+        if not isinstance(message, Progress):
+            self.on_aside(executor, message)
+        elif flight := executor.flights.get((message.run_id, message.epoch)):
+            self._on_progress(flight, message.text)
+
     def _land(self, executor: Executor, outcome: Outcome) -> None:
         flight = executor.land((outcome.run_id, outcome.epoch))
         if flight is not None:
             if flight.started_at is not None:
+                executor.finished += 1
                 self.durations.learn(flight.run.task, outcome.duration_seconds)
             self._on_outcome(flight, outcome)
 
@@ -273,7 +265,7 @@ class Pool:
 
     def _wanted(self, kind: Kind) -> int:
         if kind == Kind.SYNC:
-            return self._processes
+            return self.processes
         return int(self._async_concurrency > 0 and any(facts.kind == Kind.ASYNC for facts in self.facts.values()))
 
     def _fill(self) -> None:
@@ -295,9 +287,10 @@ class Pool:
             return  # so many are still dying; the next exit comes back here
         self._board.clear_slot(slot)
         capacity = 1 if kind == Kind.SYNC else self._async_concurrency
-        executor = Executor(next(self._ids), kind, slot, capacity, self._loop.time(), self._loop)
+        executor = Executor(next(self._ids), kind, slot, capacity, self._loop.time(), self._loop, zygote)
         zygote.spawn(executor.id, kind=kind, slot=slot, descriptors=executor.descriptors)
         executor.forget_their_stream()
+        self._stats.executors_started[kind.value] += 1
         self.executors[executor.id] = executor
         self._loop.add_reader(executor.stream, self._read, executor)
 
@@ -305,12 +298,11 @@ class Pool:
         """Kill an executor; what it had not started goes to others, the rest is settled when it is dead."""
         executor.is_doomed = executor.is_killed = True
         self.take_back_from(executor)
-        if self._zygote is not None:
-            self._zygote.kill(executor.id, cause)
+        executor.zygote.kill(executor.id, cause)
 
-    def kill_past_zygote(self) -> None:
-        """Kill every executor without the zygote, which is stuck; so it has not reaped them, and each pid is theirs."""
-        for executor in self.executors.values():
+    def kill_past_zygote(self, zygote: Zygote) -> None:
+        """Kill its executors without the zygote, which is stuck; so it has not reaped them, and each pid is theirs."""
+        for executor in self.children_of(zygote):
             if executor.pid is not None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(executor.pid, signal.SIGKILL)
@@ -320,9 +312,35 @@ class Pool:
         flight.stop = reason
         if executor.kind == Kind.ASYNC:
             executor.order_stop(flight, reason)
-        elif self._zygote is not None:
+        else:
             self._board.order_stop(executor.slot, flight.token, reason)
-            self._zygote.signal(executor.id, signal.SIGUSR1)
+            executor.zygote.signal(executor.id, signal.SIGUSR1)
+
+    def signal(self, executor: Executor, number: int) -> None:
+        """Send an executor a signal, if it still lives."""
+        executor.zygote.signal(executor.id, number)
+
+    def scale(self, processes: int) -> None:
+        """Have so many executors for synchronous tasks: start what is missing, or let the least busy ones go."""
+        self.processes = processes
+        here = [executor for executor in self.lane(Kind.SYNC) if not executor.is_doomed]
+        for executor in sorted(here, key=lambda executor: len(executor.flights))[: max(0, len(here) - processes)]:
+            self.let_go(executor)
+        self.assign_waiting()
+        self._fill()
+        self._on_room()
+
+    def let_go(self, executor: Executor) -> None:
+        """Give an executor nothing more; it ends when it has ended what it has."""
+        executor.is_doomed = executor.is_let_go = True
+        self.take_back_from(executor)
+        self.end_idle(executor)
+
+    def end_idle(self, executor: Executor) -> None:
+        """End an executor that was let go, if it has nothing left."""
+        if executor.is_let_go and not executor.flights:
+            executor.is_let_go = False
+            self.kill(executor, "let go")
 
     def on_spawned(self, executor_id: int, pid: int) -> None:
         if executor_id in self.executors:
@@ -335,6 +353,7 @@ class Pool:
             return
         self._read(executor)
         self._loop.remove_reader(executor.stream)
+        self._stats.executors_exited[cause_of(cause)] += 1
         del self.executors[executor_id]
         self.take_back_from(executor)
         who = f"{self._node}:{executor.pid}"
@@ -356,11 +375,12 @@ class Pool:
         elif self._respawn is None:
             self._respawn = self._loop.call_later(self._backoff.next_seconds(), self._fill)
 
-    def zygote_died(self) -> None:
+    def zygote_died(self, zygote: Zygote) -> None:
         """Settle what its executors had: the kernel has killed them with it."""
-        self._zygote = None
-        self.is_filling = False
-        for executor in list(self.executors.values()):
+        if zygote is self._zygote:
+            self._zygote = None
+            self.is_filling = False
+        for executor in self.children_of(zygote):
             self.on_exited(executor.id, -signal.SIGKILL, "", 0, "with its zygote")
 
     async def kill_all(self, cause: str) -> None:

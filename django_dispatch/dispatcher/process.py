@@ -6,6 +6,7 @@ import signal
 import socket
 from collections.abc import Mapping
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +85,11 @@ def _environments() -> list[bytes]:
             except OSError:
                 continue  # gone, or another user's
     return found
+
+
+def package_version() -> str:
+    """Return the version of django-dispatch; 0 where it is not installed."""
+    try:
+        return version("django-dispatch")
+    except PackageNotFoundError:
+        return "0"

@@ -10,23 +10,21 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Coroutine
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 from uuid import UUID
 
 from django.db import Error as DatabaseError
 
-from ..conf import DispatchSettings
-from ..executors.fence import Board
+from ..conf import MAX_SLOTS, DispatchSettings
+from ..executors.fence import Board, now_ns
 from ..messages import Outcome
 from ..store.base import NewLease
-from ..store.exchange import AsyncExchanger
-from ..store.postgres import open_exchanger, open_store
+from ..store.postgres import open_store
 from ..wakeups.base import Wakeup
 from ..wakeups.pg_notify import Listener
 from . import process
+from .answering import Answering
 from .children import Children
 from .claims import Claims
 from .executor import Flight
@@ -34,17 +32,17 @@ from .housekeeping import Housekeeping
 from .lease import LeaseKeeper
 from .listening import open_listener
 from .looks import Looks
+from .own_tasks import OwnTasks
 from .pool import Pool
 from .progress import ProgressNotes
 from .queues import Queues
+from .sessions import Sessions
 from .shutdown import drain, surrender
-from .store_thread import StoreThread
+from .stacks import Stacks
+from .stats import Stats
 from .trouble import Trouble
 from .watch import Watch
 
-# By default a database that is back is in use again within ten seconds: a deadline and the longest pause.
-LONGEST_STATEMENT_SECONDS = 5.0
-LONGEST_CALL_SECONDS = 6.0
 RARELY = 20_000  # objects between two looks of the garbage collector: a batch of runs is gone by then without it
 
 logger = logging.getLogger("django_dispatch.dispatcher")
@@ -66,43 +64,25 @@ class Dispatcher:
         self.settings = settings
         self.mode = mode
         self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = OwnTasks(self._on_task_failed)
         self._ending = asyncio.Event()
         self._hurry = asyncio.Event()
         self._is_ending = False
+        self._is_paused = False
         self._is_grounding = False
+        self.version = process.package_version()
+        self.stats = Stats()
+        self.stats.expect("lease", settings.renew_seconds)
         self.queues = Queues(settings.queues)
-        self.board = Board.create(slots=2 * settings.processes + 4)
-        # The server gives up on a statement first; the deadline is for a server, or a network, that says nothing.
-        self._statement_seconds = min(LONGEST_STATEMENT_SECONDS, settings.lease_ttl_seconds / 2)
-        self._deadline_seconds = min(LONGEST_CALL_SECONDS, settings.lease_ttl_seconds * 2 / 3)
+        self.board = Board.create(slots=2 * MAX_SLOTS + 4)
         self.trouble = Trouble()
-        self.store = self._open_store_thread()
-        self.exchanger = self._open_exchanger()
+        self.sessions = Sessions(settings)
+        self.store = self.sessions.store
         self.pool = self._make_pool()
         self.children = self._make_children()
-        self.claims = Claims(
-            self.exchanger,
-            self.store,
-            self.pool,
-            queues=self.queues.names,
-            max_interruptions=settings.max_interruptions,
-            max_runs=mode.max_runs,
-            on_quiet=self._on_quiet,
-            on_scheduled=self._on_scheduled,
-            trouble=self.trouble,
-        )
+        self.claims = self._make_claims()
         self.progress = ProgressNotes(self.store, lambda: self.claims.lease_id)
-        self.looks = Looks(
-            self.queues,
-            self.claims,
-            self.store,
-            self.trouble,
-            poll_seconds=settings.poll_interval_seconds,
-            is_burst=mode.is_burst,
-            may_claim=lambda: not self._is_ending,
-            is_listening=self._is_listening,
-        )
+        self.looks = self._make_looks()
         self.keeper = self._make_keeper()
         self.watch = Watch(
             self.pool,
@@ -111,21 +91,12 @@ class Dispatcher:
             ready_timeout_seconds=settings.executor_ready_timeout_seconds,
         )
         self.housekeeping = self._make_housekeeping()
+        self.stacks = Stacks(self.pool)
+        self.answering = Answering(self, self.sessions.line)
+        self.pool.on_aside = self.answering.on_aside
         self.listener = self._make_listener()
 
     # the parts
-
-    def _open_store_thread(self) -> StoreThread:
-        store = open_store(self.settings.database, "store", statement_timeout_seconds=self._statement_seconds)
-        return StoreThread(store, deadline_seconds=self._deadline_seconds)
-
-    def _open_exchanger(self) -> AsyncExchanger:
-        return open_exchanger(
-            self.settings.database,
-            "claims",
-            statement_timeout_seconds=self._statement_seconds,
-            deadline_seconds=self._deadline_seconds,
-        )
 
     def _make_pool(self) -> Pool:
         return Pool(
@@ -139,6 +110,7 @@ class Dispatcher:
             on_progress=self._on_progress,
             on_room=self._on_room,
             is_writing=lambda: self.claims.is_under_way,
+            stats=self.stats,
         )
 
     def _make_children(self) -> Children:
@@ -147,8 +119,34 @@ class Dispatcher:
             self.board,
             self.pool,
             verbosity=self.mode.verbosity,
-            soon=self._soon,
+            soon=self._tasks.soon,
             may_fill=lambda: self.claims.lease_id is not None,
+        )
+
+    def _make_claims(self) -> Claims:
+        return Claims(
+            self.sessions.exchanger,
+            self.store,
+            self.pool,
+            queues=self.queues.names,
+            max_interruptions=self.settings.max_interruptions,
+            max_runs=self.mode.max_runs,
+            on_quiet=self._on_quiet,
+            on_scheduled=self._on_scheduled,
+            trouble=self.trouble,
+            stats=self.stats,
+        )
+
+    def _make_looks(self) -> Looks:
+        return Looks(
+            self.queues,
+            self.claims,
+            self.store,
+            self.trouble,
+            poll_seconds=self.settings.poll_interval_seconds,
+            is_burst=self.mode.is_burst,
+            may_claim=self._may_claim,
+            is_listening=self._is_listening,
         )
 
     def _make_keeper(self) -> LeaseKeeper:
@@ -161,7 +159,7 @@ class Dispatcher:
             process=process.identity(self.children.boot_mark),
             queues=list(settings.queues or ["*"]),
             slots=settings.processes + settings.async_concurrency,
-            version=package_version(),
+            version=self.version,
         )
         return LeaseKeeper(
             open_store(settings.database, "keeper", statement_timeout_seconds=settings.renew_seconds),
@@ -186,6 +184,7 @@ class Dispatcher:
             on_ready=self.looks.on_ready,
             is_listening=self._is_listening,
             trouble=self.trouble,
+            stats=self.stats,
         )
 
     def _make_listener(self) -> Listener | None:
@@ -195,8 +194,10 @@ class Dispatcher:
             self.settings,
             self.store,
             self.trouble,
+            self.stats,
             on_wakeup=self._on_wakeup,
             on_connected=self._on_listening,
+            on_message=self.answering.on_message,
         )
 
     # the life
@@ -211,15 +212,41 @@ class Dispatcher:
             self._loop.add_signal_handler(number, self.end, signal.Signals(number).name)
         self.keeper.start()
         self.children.start()
-        self._own("claims", self.claims.run())
-        self._own("watch", self.watch.run())
-        self._own("progress", self.progress.run())
+        self._tasks.own("claims", self.claims.run())
+        self._tasks.own("watch", self.watch.run())
+        self._tasks.own("progress", self.progress.run())
+        self._tasks.own("messages", self.answering.submissions.run())
         for name, (seconds, step) in (self._own_steps() | self.housekeeping.steps()).items():
-            self._own(name, self.housekeeping.repeat(name, seconds, step))
+            self._tasks.own(name, self.housekeeping.repeat(name, seconds, step))
         if self.listener is not None:
-            self._own("listener", self.listener.run())
+            self._tasks.own("listener", self.listener.run())
         await self._ending.wait()
         return await self._end()
+
+    @property
+    def state(self) -> str:
+        """``draining``, ``paused``, ``grounded`` (it has no lease) or ``active``."""
+        if self._is_ending:
+            return "draining"
+        if self._is_paused:
+            return "paused"
+        return "active" if self.claims.lease_id is not None else "grounded"
+
+    def pause(self) -> None:
+        """Claim nothing until resume(); what is here goes on."""
+        logger.info("Paused: no new runs.")
+        self._is_paused = True
+        self.claims.is_claiming = False
+
+    def resume(self) -> None:
+        """Claim again."""
+        logger.info("Resumed.")
+        self._is_paused = False
+        self.claims.is_claiming = self._may_claim()
+        self.claims.look()
+
+    def _may_claim(self) -> bool:
+        return not (self._is_ending or self._is_paused)
 
     def end(self, why: str) -> None:
         """End gracefully; a second call makes haste."""
@@ -235,28 +262,8 @@ class Dispatcher:
             logger.warning("Hurrying (%s): runs are stopped and handed back now.", why)
             self._hurry.set()
 
-    def _own(self, name: str, work: Coroutine[Any, Any, Any]) -> None:
-        """Run a coroutine as a named task; when one ends by itself, the dispatcher cannot go on."""
-        task = self._loop.create_task(work, name=name)
-        task.add_done_callback(self._on_task_done)
-        self._tasks.add(task)
-
-    def _soon(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        """Do something once, out of turn. If the database fails it, a timer comes to it later."""
-
-        async def once() -> None:
-            try:
-                await work
-            except DatabaseError as error:
-                logger.debug("Could not %s: %s", name, error)
-
-        self._own(name, once())
-
-    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            logger.critical("The %s task failed; the dispatcher ends.", task.get_name(), exc_info=task.exception())
-            self.end("internal error")
+    def _on_task_failed(self) -> None:
+        self.end("internal error")
 
     def _from_thread(self, callback: Any, lease_id: UUID) -> None:
         self._loop.call_soon_threadsafe(callback, lease_id)
@@ -269,9 +276,10 @@ class Dispatcher:
         self.children.fill()
 
     def _on_lease_lost(self, lease_id: UUID) -> None:
-        self.claims.lose()
+        self.stats.leases_lost += 1
+        self.stats.outcomes_dropped += self.claims.lose()
         self._is_grounding = True
-        self._soon("ground", self._ground(lease_id))
+        self._tasks.soon("ground", self._ground(lease_id))
 
     async def _ground(self, lease_id: UUID) -> None:
         """Make sure that no body of the lost lease is alive; take the next lease, and give back the old one's runs."""
@@ -286,15 +294,16 @@ class Dispatcher:
     def _on_listening(self) -> None:
         """Look for what no wakeup has told."""
         self.housekeeping.learn_neighbours()
-        self._own("look afresh", self.looks.look_afresh())
+        self._tasks.own("look afresh", self.looks.look_afresh())
 
     def _on_wakeup(self, wakeup: Wakeup) -> None:
+        self.stats.wakeups_received += 1
         if wakeup.kind == "ready":
             self.looks.on_ready([wakeup.value])
         elif wakeup.kind == "scheduled":
             self._on_scheduled()
         elif wakeup.kind == "cancel" and wakeup.value == str(self.claims.lease_id):
-            self._soon("cancel", self._look_for_cancellations())
+            self._tasks.soon("cancel", self._look_for_cancellations())
         elif wakeup.kind == "lease" and wakeup.value == process.host_name():
             self.housekeeping.learn_neighbours()
 
@@ -314,7 +323,9 @@ class Dispatcher:
     async def _look_at_fence(self) -> None:
         """See that who renews the lease, and who enforces its deadline, are not stuck."""
         self.keeper.break_off_if_stuck()
-        self.children.look_at_zygote()
+        self.children.look_at_zygotes()
+        if self.claims.lease_id is not None and self.board.deadline_ns() > now_ns():
+            self.stats.succeed("lease")
 
     async def _look_for_cancellations(self) -> None:
         lease_id = self.claims.lease_id
@@ -350,7 +361,7 @@ class Dispatcher:
         if self.claims.has_claimed_enough():
             self.end(f"{self.claims.claimed_total} runs were run")
         elif self.mode.is_burst:
-            self._soon("burst", self._end_burst())
+            self._tasks.soon("burst", self._end_burst())
 
     async def _end_burst(self) -> None:
         await self.housekeeping.promote()
@@ -368,28 +379,14 @@ class Dispatcher:
             hurry=self._hurry,
         )
         has_left_nothing = await surrender(self.claims, self.keeper, self.store)
+        await self.answering.close()
         if self._is_grounding or self.housekeeping.lost_leases:
             has_left_nothing = False
-        for task in self._tasks:
-            task.remove_done_callback(self._on_task_done)
-            task.cancel()
-        await asyncio.wait(self._tasks, timeout=2)
+        await self._tasks.cancel()
         self.keeper.stop()
         await self.children.close()
-        try:
-            async with asyncio.timeout(2):
-                await self.exchanger.close()
-                await self.store.close()
-        except TimeoutError:
-            self.store.store.abort()
+        await self.sessions.close()
         logger.info(
             "Ended; %s.", "nothing was left behind" if has_left_nothing else "some runs are left to be reclaimed"
         )
         return 0 if has_left_nothing else 1
-
-
-def package_version() -> str:
-    try:
-        return version("django-dispatch")
-    except PackageNotFoundError:
-        return "0"

@@ -10,6 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from django.db import DataError
+
 # Between a line and the next beginning or reminder; it doubles while a trouble lasts. The first reminder may know the
 # cause better; and a trouble that comes and goes is no flood.
 FIRST_SILENCE_SECONDS = 5.0
@@ -88,3 +90,8 @@ def text_of(error: Exception) -> str:
     if getattr(error.__cause__, "sqlstate", None) == UNDEFINED_TABLE:
         text += "; has manage.py migrate been run on this database?"
     return text
+
+
+def is_unstorable(error: Exception) -> bool:
+    """Return whether the data is to blame: a value that a type cannot hold, or a limit of the program (class 54)."""
+    return isinstance(error, DataError) or str(getattr(error.__cause__, "sqlstate", "")).startswith("54")

@@ -5,7 +5,6 @@ import asyncio
 import json
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -23,17 +22,27 @@ logger = logging.getLogger("django_dispatch.dispatcher")
 
 
 class ZygoteProcess:
-    """One zygote. ``on_news`` gets each event with its facts; ``on_gone`` the exit status, once."""
+    """One zygote. ``on_news`` gets each event with its facts; ``on_gone`` the exit status, once.
+
+    ``number`` is that of its cell on the board: no other that is alive has it.
+    """
 
     def __init__(
         self,
         config: dict[str, Any],
         board: Board,
+        number: int,
         boot_mark: str,
         *,
         on_news: Callable[[str, dict[str, Any]], None],
         on_gone: Callable[[int], None],
     ) -> None:
+        self.number = number
+        self.is_ready = False
+        """It has imported the project, and is to live."""
+        self.looks_at_same_turn = 0
+        self._board = board
+        self._last_turn_ns = 0
         self._on_news = on_news
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
@@ -55,7 +64,7 @@ class ZygoteProcess:
                 start_new_session=True,
             )
         self._orders.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
-        self._orders.send(json.dumps(config | imports).encode())
+        self._orders.send(json.dumps(config | imports | {"zygote": number}).encode())
         self._news.setblocking(False)
         self._loop.add_reader(self._news, self._read)
 
@@ -63,12 +72,12 @@ class ZygoteProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def spawn(self, executor: int, *, kind: Kind, slot: int, descriptors: tuple[int, int]) -> None:
-        """Fork an executor that takes tickets from the first descriptor, and talks on the second."""
+    def spawn(self, executor: int, *, kind: Kind, slot: int, descriptors: tuple[int, int, int]) -> None:
+        """Fork an executor: it takes tickets from the first descriptor, talks on the second, dumps to the third."""
         order = {"order": "spawn", "executor": executor, "kind": kind, "slot": slot}
         self._order(order, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))])
 
-    def signal(self, executor: int, number: signal.Signals) -> None:
+    def signal(self, executor: int, number: int) -> None:
         """Send a signal to an executor, if it still lives."""
         self._order({"order": "signal", "executor": executor, "signal": number})
 
@@ -76,12 +85,21 @@ class ZygoteProcess:
         """Kill an executor and all that it started. Its exit is reported with this cause, if it was the first."""
         self._order({"order": "kill", "executor": executor, "cause": cause})
 
+    def look(self) -> int:
+        """Return when it last turned; how many looks have seen that same turn is in ``looks_at_same_turn``."""
+        turned = self._board.last_turn_ns(self.number)
+        self.looks_at_same_turn = self.looks_at_same_turn + 1 if turned == self._last_turn_ns else 0
+        self._last_turn_ns = turned
+        return turned
+
     def close(self) -> None:
         """Let go: the zygote kills what is left and exits. ``on_gone`` follows."""
+        self.is_ready = False
         self._orders.close()
 
     def destroy(self) -> None:
         """Kill the zygote itself; the kernel then kills its executors."""
+        self.is_ready = False
         self._process.kill()
 
     def _order(self, order: dict[str, Any], ancillary: Sequence[tuple[int, int, Any]] = ()) -> None:

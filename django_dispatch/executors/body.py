@@ -55,10 +55,13 @@ class Attempt:
         """The run's id and its task, for a log."""
         return self.assignment.run_id, self.assignment.task
 
-    def body(self, report: Callable[[str], None], why_stop: Callable[[], Stop | None]) -> Callable[[], Any]:
+    def body(
+        self, report: Callable[[str], None], why_stop: Callable[[], Stop | None], ask: Callable[[str, float], str]
+    ) -> Callable[[], Any]:
         """Return the body as a call without arguments; an async one returns its coroutine.
 
-        ``report`` takes the JSON text of a progress; ``why_stop`` says whether the body is to stop, and why.
+        ``report`` takes the JSON text of a progress; ``why_stop`` says whether the body is to stop, and why; ``ask``
+        puts a control command to the dispatcher, with a timeout in seconds, and returns the answer.
         """
         assignment = self.assignment
         task = registry.get(assignment.task)  # the dispatcher assigns only what the zygote has reported
@@ -75,6 +78,7 @@ class Attempt:
             worker_id=self.executor,
             report=report,
             why_stop=lambda: REASON_OF_STOP.get(why_stop()),
+            ask=ask,
         )
         current_run_id.set(assignment.run_id)
         current_task.set(assignment.task)

@@ -14,8 +14,10 @@ from ..messages import Stop
 
 _CELL = 8  # bytes; one aligned store each, so a cell is never seen half-written
 _VERSION, _LEASE_HIGH, _LEASE_LOW, _DEADLINE, _TURNED = range(5)
+ZYGOTES = 4
+"""So many may be alive at once, each with a cell from _TURNED on."""
 _RUN_ID, _EPOCH, _REASON, _HEARTBEAT = range(4)
-_CELLS_EACH = 8
+_CELLS_EACH = _TURNED + ZYGOTES
 _HALVES = struct.Struct("!qq")
 NEVER = 2**63 - 1
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -63,13 +65,13 @@ class Board:
         """Return when every body must be dead, whatever its lease."""
         return self._cells[_DEADLINE]
 
-    def turn(self) -> None:
-        """Say that the zygote, which enforces the deadline, is awake."""
-        self._cells[_TURNED] = now_ns()
+    def turn(self, zygote: int) -> None:
+        """Say that this zygote (a number below ZYGOTES), which enforces the deadline on its executors, is awake."""
+        self._cells[_TURNED + zygote] = now_ns()
 
-    def last_turn_ns(self) -> int:
+    def last_turn_ns(self, zygote: int) -> int:
         """Return when it last said so."""
-        return self._cells[_TURNED]
+        return self._cells[_TURNED + zygote]
 
     def _write_fence(self, halves: tuple[int, ...], deadline_ns: int) -> None:
         cells = self._cells

@@ -3,7 +3,7 @@
 import os
 import socket
 
-from ..messages import Assignment, FrameReader, StopOrder, take_tickets
+from ..messages import Answer, Assignment, FrameReader, StackOrder, StopOrder, take_tickets
 
 LARGEST_READ = 1 << 18
 
@@ -16,7 +16,7 @@ class Inbox:
         self._stream = stream
         self._frames = FrameReader()
         self._assignments: dict[int, Assignment] = {}
-        self._orders: list[StopOrder] = []
+        self._orders: list[StopOrder | StackOrder | Answer] = []
 
     def take(self, most: int, flags: int = 0) -> list[Assignment]:
         """Take up to ``most`` assignments, which are to be started now. Empty: the dispatcher is gone.
@@ -40,10 +40,10 @@ class Inbox:
         for message in self._frames.feed(data):
             if isinstance(message, Assignment):
                 self._assignments[message.ticket] = message
-            elif isinstance(message, StopOrder):
+            elif isinstance(message, StopOrder | StackOrder | Answer):
                 self._orders.append(message)
 
-    def take_orders(self) -> list[StopOrder]:
-        """Take the orders that were read, be it on the way to an assignment."""
+    def take_orders(self) -> list[StopOrder | StackOrder | Answer]:
+        """Take the orders and answers that were read, be it on the way to an assignment."""
         orders, self._orders = self._orders, []
         return orders

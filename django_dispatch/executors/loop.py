@@ -2,24 +2,31 @@
 
 import asyncio
 import contextvars
+import itertools
 import logging
 import os
 import socket
 import threading
+from concurrent.futures import Future
 from typing import cast
 
 from asgiref.sync import sync_to_async
 
+from ..exceptions import ControlError
 from ..messages import (
     Outcome,
     Progress,
+    Question,
     Ready,
     Retiring,
+    Stack,
+    StackOrder,
     Started,
     Stop,
+    StopOrder,
     Verdict,
 )
-from . import connections, descendants
+from . import connections, descendants, stacks
 from .body import Attempt
 from .fence import Board
 from .inbox import Inbox
@@ -43,9 +50,13 @@ class LoopExecutor:
         lifetime: Lifetime,
         tickets: socket.socket,
         stream: socket.socket,
+        stacks: int,
         concurrency: int,
     ) -> None:
         self._name = name
+        self._stacks = stacks
+        self._asked: dict[int, Future[str]] = {}
+        self._numbers = itertools.count(1)
         self._slot = slot
         self._board = board
         self._lifetime = lifetime
@@ -64,6 +75,7 @@ class LoopExecutor:
 
     def serve(self) -> None:
         """Run assignments until the dispatcher closes the socket or this executor's lifetime is over."""
+        stacks.answer_signals(self._stacks)
         # Not asyncio.run(): on its way out it would wait for threads and tasks that bodies left behind.
         self._loop = asyncio.new_event_loop()
         self._state = ProcessState()
@@ -182,6 +194,8 @@ class LoopExecutor:
     async def _clean_up(self, attempt: Attempt, *, was_quick: bool) -> bool:
         """Leave nothing of the bodies to the next ones; return False if only a fresh executor would be clean."""
         is_whole = self._state.restore(was_quick=was_quick)
+        if not was_quick:
+            stacks.answer_signals(self._stacks)
         if connections.are_in_use():
             await sync_to_async(connections.tidy)()
         return descendants.is_none_left(attempt.assignment) and is_whole
@@ -192,7 +206,7 @@ class LoopExecutor:
                 await sync_to_async(connections.drop_broken)()
             if attempt.stop is not None:
                 raise asyncio.CancelledError("The run was told to stop before its first line.")
-            body = attempt.body(lambda text: self._on_progress(attempt, text), lambda: attempt.stop)
+            body = attempt.body(lambda text: self._on_progress(attempt, text), lambda: attempt.stop, self._ask)
             self._stoppable[attempt.token] = cast("asyncio.Task[None]", asyncio.current_task())
             try:
                 value = await body()
@@ -211,6 +225,18 @@ class LoopExecutor:
         else:
             self._loop.call_soon_threadsafe(self._say, frame)
 
+    def _ask(self, text: str, timeout_seconds: float) -> str:
+        """Put a question to the dispatcher and wait for the answer, on a thread. Raises TimeoutError."""
+        if threading.current_thread() is threading.main_thread() or os.getpid() != self._pid:
+            raise ControlError("This would block the event loop that brings the answer: await acontrol() instead.")
+        number = next(self._numbers)
+        future = self._asked[number] = Future()
+        try:
+            self._loop.call_soon_threadsafe(self._say, Question(number, text).encode())
+            return future.result(timeout_seconds)
+        finally:
+            self._asked.pop(number, None)
+
     def _say(self, frame: bytes) -> None:
         self._unsent += frame
         self._plan_turn()
@@ -226,7 +252,16 @@ class LoopExecutor:
 
     def _obey(self) -> None:
         for order in self._inbox.take_orders():
-            self._stop((order.run_id, order.epoch), order.reason)
+            if isinstance(order, StopOrder):
+                self._stop((order.run_id, order.epoch), order.reason)
+            elif isinstance(order, StackOrder):
+                self._say(Stack(*order, self._stack_of((order.run_id, order.epoch))).encode())
+            elif order.number in self._asked:
+                self._asked[order.number].set_result(order.text)
+
+    def _stack_of(self, token: tuple[int, int]) -> str:
+        task = self._stoppable.get(token)
+        return "" if task is None else stacks.of_task(task)
 
     def _stop(self, token: tuple[int, int], reason: Stop) -> None:
         attempt = self._active.get(token)

@@ -1,16 +1,20 @@
 """An executor of synchronous bodies: one at a time, on the main thread, where a signal can stop them."""
 
 import contextvars
+import itertools
 import logging
 import os
+import select
 import signal
 import socket
 import threading
+import time
+from collections.abc import Callable
 from types import FrameType
 
-from ..exceptions import RunCancelled, RunInterrupted, RunTimedOut
-from ..messages import Assignment, Outcome, Progress, Ready, Retiring, Started, Stop, Verdict
-from . import connections, descendants
+from ..exceptions import ControlError, RunCancelled, RunInterrupted, RunTimedOut
+from ..messages import Answer, Assignment, Outcome, Progress, Question, Ready, Retiring, Started, Stop, Verdict
+from . import connections, descendants, stacks
 from .body import Attempt
 from .fence import Board
 from .inbox import Inbox
@@ -34,8 +38,10 @@ class SyncExecutor:
         lifetime: Lifetime,
         tickets: socket.socket,
         stream: socket.socket,
+        stacks: int,
     ) -> None:
         self._name = name
+        self._stacks = stacks
         self._slot = slot
         self._board = board
         self._lifetime = lifetime
@@ -44,6 +50,8 @@ class SyncExecutor:
         self._unsent = b""
         self._current: Attempt | None = None
         self._sending = threading.Lock()
+        self._asking = threading.Lock()
+        self._numbers = itertools.count(1)
         self._is_sending = False
         self._is_fork = False
 
@@ -51,6 +59,7 @@ class SyncExecutor:
         """Run assignments until the dispatcher is gone or this executor's lifetime is over."""
         signal.signal(signal.SIGUSR1, self._on_stop)
         os.register_at_fork(after_in_child=self._note_fork)
+        stacks.answer_signals(self._stacks)
         self._state = ProcessState()
         self._send(Ready().encode())
         while not self._lifetime.is_over():
@@ -108,6 +117,8 @@ class SyncExecutor:
     def _clean_up(self, attempt: Attempt, *, was_quick: bool) -> bool:
         """Leave nothing of a body to the next one; return False if only a fresh executor would be clean."""
         is_whole = self._state.restore(was_quick=was_quick)
+        if not was_quick:
+            stacks.answer_signals(self._stacks)
         if attempt.stop is None:
             connections.tidy()
         else:
@@ -118,6 +129,7 @@ class SyncExecutor:
         return attempt.body(
             lambda text: self._report_progress(attempt, text),
             lambda: self._board.stop_ordered(self._slot, attempt.token),
+            lambda text, timeout_seconds: self._ask(attempt, text, timeout_seconds),
         )()
 
     def _on_stop(self, signum: int, frame: FrameType | None) -> None:
@@ -130,14 +142,45 @@ class SyncExecutor:
             raise EXCEPTION_OF_STOP[attempt.stop]("The run was told to stop.")
 
     def _report_progress(self, attempt: Attempt, text: str) -> None:
-        """Send a progress; a stop that comes meanwhile waits, for half a frame would spoil the stream."""
+        """Send a progress, from whatever thread a body has handed its context to; not from a fork of the process."""
         if self._is_fork:
             return
+        self._undisturbed(attempt, lambda: self._send_whole(Progress(*attempt.token, text).encode()))
+
+    def _ask(self, attempt: Attempt, text: str, timeout_seconds: float) -> str:
+        """Put a question to the dispatcher and wait for the answer. Raises TimeoutError."""
+        if self._is_fork:
+            raise ControlError("Only the process in which the body was started can ask its dispatcher.")
+        deadline = time.monotonic() + timeout_seconds
+        number = next(self._numbers)
+        # One asks at a time. Not a ``with`` alone: a stop between two steps of it may leave the lock taken.
+        if not self._asking.acquire(timeout=timeout_seconds):
+            raise TimeoutError
+        try:
+            self._undisturbed(attempt, lambda: self._send_whole(Question(number, text).encode()))
+            poll = select.poll()
+            poll.register(self._stream, select.POLLIN)
+            while poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                self._undisturbed(attempt, self._inbox.read_stream)
+                for order in self._inbox.take_orders():
+                    if isinstance(order, Answer) and order.number == number:
+                        return order.text  # an earlier one is to a question that was given up
+            raise TimeoutError
+        finally:
+            self._asking.release()
+
+    def _send_whole(self, frame: bytes) -> None:
+        with self._sending:
+            self._stream.sendall(frame)
+
+    def _undisturbed(self, attempt: Attempt, work: Callable[[], None]) -> None:
+        """Work on the stream; a stop that comes meanwhile waits, for half a frame would spoil it."""
+        if threading.current_thread() is not threading.main_thread():
+            return work()  # no signal handler runs here
         was_stopped = attempt.stop is not None
         self._is_sending = True
         try:
-            with self._sending:  # a body may have handed its context to threads
-                self._stream.sendall(Progress(*attempt.token, text).encode())
+            work()
         finally:
             self._is_sending = False
         if attempt.stop is not None and not was_stopped:

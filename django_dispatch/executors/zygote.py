@@ -88,7 +88,7 @@ class Zygote:
         poll.register(self._wakee, select.POLLIN)
         while True:
             poll.poll(self._milliseconds_to_deadline())
-            self._board.turn()
+            self._board.turn(self._config["zygote"])
             with contextlib.suppress(BlockingIOError):
                 self._wakee.recv(4096)
             if os.getppid() != self._config["dispatcher_pid"]:
@@ -164,7 +164,7 @@ class Zygote:
         """Carry out what was ordered. False: the dispatcher is gone."""
         while True:
             try:
-                packet, ancillary, _, _ = self._orders.recvmsg(65536, socket.CMSG_SPACE(8), socket.MSG_DONTWAIT)
+                packet, ancillary, _, _ = self._orders.recvmsg(65536, socket.CMSG_SPACE(12), socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return True
             if not packet:
@@ -210,7 +210,8 @@ class Zygote:
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             for end in (self._orders, self._news, self._waker, self._wakee):
                 end.close()
-            self._serve_as(order, *(socket.socket(fileno=descriptor) for descriptor in descriptors))
+            tickets, stream, stacks = descriptors
+            self._serve_as(order, socket.socket(fileno=tickets), socket.socket(fileno=stream), stacks)
             code = 0
         except BaseException:
             traceback.print_exc()
@@ -220,7 +221,7 @@ class Zygote:
                 sys.stderr.flush()
             os._exit(code)
 
-    def _serve_as(self, order: dict[str, Any], tickets: socket.socket, stream: socket.socket) -> None:
+    def _serve_as(self, order: dict[str, Any], tickets: socket.socket, stream: socket.socket, stacks: int) -> None:
         common = {
             "name": f"{self._config['node']}:{os.getpid()}",
             "slot": order["slot"],
@@ -228,6 +229,7 @@ class Zygote:
             "lifetime": Lifetime(Limits(**self._config["limits"])),
             "tickets": tickets,
             "stream": stream,
+            "stacks": stacks,
         }
         if order["kind"] == Kind.SYNC:
             SyncExecutor(**common).serve()
@@ -274,19 +276,21 @@ def main() -> None:
         gc.collect()
         gc.freeze()
         zygote = Zygote(config, orders, news, board)
-        board.turn()
+        board.turn(config["zygote"])
         zygote.tell("ready", tasks=task_facts(), broken=registry.broken_modules())
         zygote.serve()
 
 
 def task_facts() -> dict[str, dict[str, Any]]:
-    """Return what a dispatcher, which imports no task, must know of each: kind, timeout, max_attempts, on_lost."""
+    """Return what a dispatcher, which imports no task, must know of each."""
     return {
         path: {
             "kind": Kind.ASYNC if task.is_async else Kind.SYNC,
             "timeout_seconds": task.timeout.total_seconds() if task.timeout else None,
             "max_attempts": task.max_attempts,
             "on_lost": task.on_lost,
+            "priority": task.priority,
+            "queue": task.queue if isinstance(task.queue, str) else "default",
         }
         for path, task in registry.all_tasks().items()
     }

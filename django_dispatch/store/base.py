@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple, NotRequired, TypedDict, Unpack
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, Unpack
 from uuid import UUID
 
 
@@ -30,6 +30,43 @@ class NewRun(NamedTuple):
     timeout_seconds: float | None = None
     on_lost: str = "requeue"
     meta: str = "{}"
+
+
+class NewMessageRun(NamedTuple):
+    """A run that came as a message: recorded once for each ``uuid``, and never while another has its ``unique_key``."""
+
+    uuid: str
+    run: NewRun
+    unique_key: str | None = None
+
+
+class ReceivedRun(NamedTuple):
+    """What became of a message: its run, which ``is_new`` if this call recorded it."""
+
+    id: int
+    uuid: str
+    queue: str
+    status: str
+    is_new: bool
+
+
+class Filter(TypedDict, total=False):
+    """Which runs are meant: those for which all of this holds. ``args`` and ``kwargs`` are JSON texts."""
+
+    run: int
+    uuid: str
+    task: str
+    queue: str
+    args: str
+    kwargs: str
+
+
+class CancelledRun(NamedTuple):
+    """What a cancel did to one run; ``lease_id`` is set if it runs and was asked to stop."""
+
+    id: int
+    answer: Literal["cancelled", "requested", "already final"]
+    lease_id: UUID | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +99,7 @@ class ClaimedRun(NamedTuple):
     on_lost: str
     args: str
     kwargs: str
+    uuid: str | None = None
 
 
 class Settlement(NamedTuple):
@@ -213,6 +251,23 @@ class Store(ABC):
     @abstractmethod
     def notify(self, payloads: Sequence[str]) -> None:
         """Send wakeups."""
+
+    # control
+
+    @abstractmethod
+    def send(self, channel: str, payloads: Sequence[str]) -> None:
+        """Send payloads on any channel, in their order."""
+
+    @abstractmethod
+    def receive(self, messages: Sequence[NewMessageRun]) -> Sequence[ReceivedRun]:
+        """Record a run for each message whose uuid is not known, and return the run of each that has one.
+
+        Raises DataError if one cannot be stored: then none was.
+        """
+
+    @abstractmethod
+    def cancel(self, limit: int, **wanted: Unpack[Filter]) -> Mapping[int, CancelledRun]:
+        """Cancel the runs that are meant: the first ``limit`` of those that wait, or run. See ``steering.cancel``."""
 
     @abstractmethod
     def abort(self) -> None:

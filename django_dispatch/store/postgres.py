@@ -6,8 +6,21 @@ from typing import Unpack
 from uuid import UUID
 
 from . import statements
-from .base import Exchange, Neighbour, NewLease, Reclaimed, Settlement, Store, Wanted
+from .base import (
+    CancelledRun,
+    Exchange,
+    Filter,
+    Neighbour,
+    NewLease,
+    NewMessageRun,
+    ReceivedRun,
+    Reclaimed,
+    Settlement,
+    Store,
+    Wanted,
+)
 from .exchange import AsyncExchanger, exchange_params, read_exchange, statement_for
+from .postgres_enqueue import CANCEL, document
 from .session import AsyncSession, Session, Terms
 
 
@@ -96,6 +109,32 @@ class PostgresStore(Store):
 
     def notify(self, payloads: Sequence[str]) -> None:
         self.session.execute(statements.NOTIFY, {"payloads": list(payloads)})
+
+    def send(self, channel: str, payloads: Sequence[str]) -> None:
+        self.session.execute(statements.SEND, {"channel": channel, "payloads": list(payloads)})
+
+    def receive(self, messages: Sequence[NewMessageRun]) -> Sequence[ReceivedRun]:
+        items = (
+            f'{document(message.run)[:-1]}, "uuid": {json.dumps(message.uuid)},'
+            f' "unique_key": {json.dumps(message.unique_key)}}}'
+            for message in messages
+        )
+        new = self.session.execute(statements.RECEIVE, {"messages": f"[{','.join(items)}]"}).fetchall()
+        known = {row[1] for row in new}
+        uuids = [message.uuid for message in messages if message.uuid not in known]
+        old = self.session.execute(statements.RECEIVED, {"uuids": uuids}).fetchall() if uuids else []
+        return [ReceivedRun(*row) for row in (*new, *old)]
+
+    def cancel(self, limit: int, **wanted: Unpack[Filter]) -> Mapping[int, CancelledRun]:
+        names = ("run", "uuid", "task", "queue", "args", "kwargs")
+        params = {name: wanted.get(name) for name in names} | {"limit": limit}
+        if "run" in wanted:
+            meant = statements.MEANT_BY_ID
+        else:
+            meant = statements.MEANT_BY_UUID if "uuid" in wanted else statements.MEANT
+        ids = [row[0] for row in self.session.execute(meant, params)]
+        found = self.session.execute(CANCEL, {"ids": ids}) if ids else ()
+        return {run_id: CancelledRun(run_id, answer, lease_id) for run_id, answer, lease_id in found}
 
     def abort(self) -> None:
         self.session.abort()

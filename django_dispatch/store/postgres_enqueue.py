@@ -6,15 +6,13 @@ Timestamps are ``clock_timestamp()``: ``now()`` is when the caller's transaction
 import json
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import DatabaseError, connections, transaction
 
-from .base import NewRun
+from .base import CancelledRun, NewRun
 
 if TYPE_CHECKING:
     from django_dispatch.models import Run
@@ -86,7 +84,7 @@ SELECT now, array_agg(id ORDER BY id), array_agg(run_after ORDER BY id) FROM rec
 CANCEL = """
 WITH target AS MATERIALIZED (
   SELECT id, status, lease_id FROM django_dispatch_run
-  WHERE id = ANY(%s::bigint[]) ORDER BY id FOR NO KEY UPDATE
+  WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id FOR NO KEY UPDATE
 ), cancelled AS (
   UPDATE django_dispatch_run r
   SET status = 'CANCELLED', finished_at = clock_timestamp(), run_after = NULL, unique_key = NULL
@@ -121,19 +119,10 @@ class Recorded(NamedTuple):
     run_after: datetime | None
 
 
-@dataclass(frozen=True, slots=True)
-class CancelledRun:
-    """What a cancel did to one run; ``lease_id`` is set if it runs and was asked to stop."""
-
-    id: int
-    answer: Literal["cancelled", "requested", "already final"]
-    lease_id: UUID | None
-
-
 def enqueue(using: str, new: NewRun) -> Recorded:
     """Insert one run: READY, or SCHEDULED if it is due later."""
     if new.run_after is not None or new.delay_seconds is not None:
-        return _insert_chunk(using, _document(new))[0]
+        return _insert_chunk(using, document(new))[0]
     values = _values(new)
     with connections[using].cursor() as cursor:
         cursor.execute(enqueue_statement(tuple(values)), list(values.values()))
@@ -167,7 +156,7 @@ def enqueue_many(using: str, news: Iterable[NewRun]) -> list[Recorded]:
 def cancel(using: str, ids: Collection[int]) -> list[CancelledRun]:
     """End the waiting ones of these runs, ask the running ones to stop; runs that do not exist are left out."""
     with connections[using].cursor() as cursor:
-        cursor.execute(CANCEL, [list(ids)])
+        cursor.execute(CANCEL, {"ids": list(ids)})
         return [CancelledRun(*row) for row in cursor.fetchall()]
 
 
@@ -208,18 +197,18 @@ def _chunks(news: Iterable[NewRun]) -> Iterator[str]:
     chunk: list[str] = []
     characters = 0
     for new in news:
-        document = _document(new)
-        if chunk and (len(chunk) == CHUNK_RUNS or characters + len(document) > CHUNK_CHARACTERS):
+        text = document(new)
+        if chunk and (len(chunk) == CHUNK_RUNS or characters + len(text) > CHUNK_CHARACTERS):
             yield ",".join(chunk)
             chunk, characters = [], 0
-        chunk.append(document)
-        characters += len(document)
+        chunk.append(text)
+        characters += len(text)
     if chunk:
         yield ",".join(chunk)
 
 
-def _document(new: NewRun) -> str:
-    """The run as a JSON object, with the texts that are JSON already put in as they are."""
+def document(new: NewRun) -> str:
+    """Return the run as a JSON object, with the texts that are JSON already put in as they are."""
     task, args, kwargs, *options, meta = new
     beginning = _beginning(task, *options)
     rest = "" if kwargs == "{}" else f', "kwargs": {kwargs}'

@@ -72,7 +72,7 @@ _CLAIMING = f"""
       on_lost = CASE WHEN r.task = ANY(%(at_most_once)s::text[]) THEN 'fail' ELSE r.on_lost END
   FROM picked WHERE r.id = picked.id
   RETURNING r.id, r.epoch, r.task, r.queue, r.priority, r.attempt, r.failures, r.interruptions, r.max_attempts,
-            extract(epoch FROM r.timeout)::float8, r.on_lost, r.args::text, r.kwargs::text
+            extract(epoch FROM r.timeout)::float8, r.on_lost, r.args::text, r.kwargs::text, r.uuid
 """
 
 # The claim of an idle dispatcher, which has nothing to finish: a shorter way from a wakeup to a body.
@@ -104,7 +104,7 @@ WITH settled AS MATERIALIZED (
 SELECT * FROM claimed
 UNION ALL
 SELECT id, NULL, CASE WHEN EXISTS (SELECT FROM {RUN} AS r WHERE {_OURS}) THEN 'busy' END,
-       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM settled AS s WHERE id NOT IN (SELECT id FROM finished)
 """
 
@@ -215,3 +215,45 @@ SELECT queue FROM hop WHERE queue IS NOT NULL
 NEIGHBOURS = f"SELECT id, node, process FROM {LEASE} WHERE host = %(host)s AND id IS DISTINCT FROM %(besides)s"
 
 NOTIFY = "SELECT pg_notify('django_dispatch', payload) FROM unnest(%(payloads)s::text[]) AS p(payload)"
+
+SEND = "SELECT pg_notify(%(channel)s, payload) FROM unnest(%(payloads)s::text[]) AS p(payload)"
+
+# Every dispatcher that listens hears of a message and tries this: one of them records it. In the order of the uuids,
+# so that two of them wait for each other in one direction only.
+RECEIVE = f"""
+WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS now),
+new AS (
+  SELECT m.*, clock.now + make_interval(secs => m.delay_seconds) AS later
+  FROM clock, jsonb_to_recordset(%(messages)s::jsonb) AS m(
+    uuid text, unique_key text, task text, queue text, priority smallint, args jsonb, kwargs jsonb,
+    delay_seconds float8, timeout_seconds float8, on_lost text)
+)
+INSERT INTO {RUN} (
+  uuid, unique_key, task, queue, priority, args, kwargs, timeout, on_lost, source, status, run_after)
+SELECT uuid, unique_key, task, queue, priority, args, COALESCE(kwargs, '{{}}'), make_interval(secs => timeout_seconds),
+  on_lost, 'notify', CASE WHEN later IS NULL THEN 'READY' ELSE 'SCHEDULED' END, later
+FROM new ORDER BY uuid
+ON CONFLICT DO NOTHING
+RETURNING id, uuid, queue, status, true
+"""
+
+RECEIVED = f"SELECT id, uuid, queue, status, false FROM {RUN} WHERE uuid = ANY(%(uuids)s::text[]) AND uuid IS NOT NULL"
+
+# What waits or runs and is meant, through the partial index of each status: a history of millions is not looked at.
+_MEANT = """
+    AND (%(uuid)s::text IS NULL OR uuid = %(uuid)s) AND (%(task)s::text IS NULL OR task = %(task)s)
+    AND (%(queue)s::text IS NULL OR queue = %(queue)s)
+    AND (%(args)s::jsonb IS NULL OR args = %(args)s) AND (%(kwargs)s::jsonb IS NULL OR kwargs = %(kwargs)s)"""
+MEANT = f"""
+SELECT id FROM (
+  SELECT id FROM {RUN} WHERE status = 'READY' {_MEANT}
+  UNION ALL SELECT id FROM {RUN} WHERE status = 'SCHEDULED' {_MEANT}
+  UNION ALL SELECT id FROM {RUN} WHERE status = 'BLOCKED' AND concurrency_key IS NOT NULL {_MEANT}
+  UNION ALL SELECT id FROM {RUN} WHERE lease_id IS NOT NULL AND cancel_requested_at IS NULL {_MEANT}
+) AS meant ORDER BY id LIMIT %(limit)s
+"""
+MEANT_BY_ID = f"SELECT id FROM {RUN} WHERE id = %(run)s {_MEANT}"
+MEANT_BY_UUID = f"SELECT id FROM {RUN} WHERE uuid = %(uuid)s::text AND uuid IS NOT NULL {_MEANT}"
+
+# For whoever asks: who should answer.
+LIVE = f"SELECT id, node, host, pid FROM {LEASE} WHERE expires_at > clock_timestamp() ORDER BY node, acquired_at"

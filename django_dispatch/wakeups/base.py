@@ -6,7 +6,9 @@ A wakeup is a hint and carries no work: who misses it finds the same in the tabl
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-CHANNEL = "django_dispatch"
+from ..conf import WAKEUP_CHANNEL
+
+CHANNEL = WAKEUP_CHANNEL
 
 WakeupKind = Literal["ready", "scheduled", "cancel", "lease", "test"]
 

@@ -6,11 +6,12 @@ believed: every so often the dispatcher sends itself a wakeup, and a connection 
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from uuid import uuid4
 
 import psycopg
+from psycopg import sql
 
 from .base import CHANNEL, Wakeup
 
@@ -23,7 +24,8 @@ class Listener:
 
     ``send`` must send a payload on another connection. After a failure ``on_failed`` returns when to try again. When
     nothing was heard for ``proof_seconds``, a payload is sent, and must come within as many: so a connection that died
-    in silence is found within three times as long, and in a fleet most proofs are those of others.
+    in silence is found within three times as long, and in a fleet most proofs are those of others. ``on_message`` gets
+    what comes on other ``channels``, with the channel.
     """
 
     def __init__(
@@ -36,6 +38,8 @@ class Listener:
         on_failed: Callable[[Exception], Awaitable[None]],
         on_proved: Callable[[], None],
         proof_seconds: float,
+        channels: Sequence[str] = (),
+        on_message: Callable[[str, str], None] = lambda channel, payload: None,
     ) -> None:
         self._connect_params = connect_params
         self._on_wakeup = on_wakeup
@@ -44,6 +48,8 @@ class Listener:
         self._on_failed = on_failed
         self._on_proved = on_proved
         self._proof_seconds = proof_seconds
+        self._channels = dict.fromkeys((CHANNEL, *channels))
+        self._on_message = on_message
         self._mark = uuid4().hex
         self._heard = asyncio.Event()
         self._doubt = asyncio.Event()
@@ -68,7 +74,8 @@ class Listener:
             connection = await psycopg.AsyncConnection.connect(**params, autocommit=True)
         try:
             async with asyncio.timeout(LISTEN_SECONDS):
-                await connection.execute(f"LISTEN {CHANNEL}")
+                for channel in self._channels:
+                    await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
             self.is_connected = True
             self._on_connected()
             async with asyncio.TaskGroup() as both:
@@ -82,6 +89,9 @@ class Listener:
     async def _hear(self, connection: psycopg.AsyncConnection[Any]) -> None:
         async for notify in connection.notifies():
             self._heard.set()
+            if notify.channel != CHANNEL:
+                self._on_message(notify.channel, notify.payload)
+                continue
             wakeup = Wakeup.parse(notify.payload)
             if wakeup is not None and wakeup.kind != "test":
                 self._on_wakeup(wakeup)
@@ -103,8 +113,8 @@ class Listener:
                 raise TimeoutError(
                     f"LISTEN brings nothing: a wakeup sent to ourselves did not come within {self._proof_seconds:g} s"
                 ) from None
-            self._on_proved()
             while self._heard.is_set():
+                self._on_proved()
                 self._heard.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._proof_seconds):

@@ -60,12 +60,12 @@ async def _kill_at_birth(children: int) -> list[int]:
                 all_dead.set()
 
     board = Board.create(slots=children)
-    zygote = ZygoteProcess(_config(board), board, boot_mark="test", on_news=on_news, on_gone=lambda _: gone.set())
+    zygote = ZygoteProcess(_config(board), board, 0, boot_mark="test", on_news=on_news, on_gone=lambda _: gone.set())
     async with asyncio.timeout(30):
         await ready.wait()
     executors = []
     for number in range(children):
-        executor = Executor(number, Kind.SYNC, number, 1, 0.0, asyncio.get_running_loop())
+        executor = Executor(number, Kind.SYNC, number, 1, 0.0, asyncio.get_running_loop(), zygote)
         zygote.spawn(number, kind=Kind.SYNC, slot=number, descriptors=executor.descriptors)
         executors.append(executor)
         await asyncio.sleep(0)
@@ -89,13 +89,13 @@ async def _order_from_the_dead() -> None:
     ready, gone = asyncio.Event(), asyncio.Event()
     board = Board.create(slots=1)
     zygote = ZygoteProcess(
-        _config(board), board, boot_mark="test", on_news=lambda *_: ready.set(), on_gone=lambda _: gone.set()
+        _config(board), board, 0, boot_mark="test", on_news=lambda *_: ready.set(), on_gone=lambda _: gone.set()
     )
     async with asyncio.timeout(30):
         await ready.wait()
     zygote.destroy()
     wait_for(lambda: not start_time(zygote.pid), what="the zygote dead")
-    executor = Executor(1, Kind.SYNC, 0, 1, 0.0, asyncio.get_running_loop())
+    executor = Executor(1, Kind.SYNC, 0, 1, 0.0, asyncio.get_running_loop(), zygote)
     zygote.spawn(1, kind=Kind.SYNC, slot=0, descriptors=executor.descriptors)
     async with asyncio.timeout(5):
         await gone.wait()

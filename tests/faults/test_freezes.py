@@ -4,6 +4,7 @@ import psutil
 import pytest
 
 from django_dispatch import Task
+from django_dispatch.control import ask
 from django_dispatch.models import Lease
 from tests.kit import tasks
 from tests.kit.dispatchers import Dispatcher
@@ -63,6 +64,30 @@ def test_a_frozen_zygote_is_replaced(kit: Kit) -> None:
     assert (run.status, run.attempt, run.interruptions) == ("SUCCESSFUL", 2, 1)
     assert kit.ledger.overlaps(run) == []
     assert a.lease_id == lease_id, "the lease was never in danger"
+
+
+@pytest.mark.slow
+def test_of_two_zygotes_either_is_missed_when_it_is_frozen(kit: Kit) -> None:
+    """One of the old code that still has a body, and its successor: each is watched, and only its own bodies suffer."""
+    a = kit.dispatchers()
+    old_run, old = tasks.gated.delay("old-{attempt}"), zygote_of(a)
+    kit.gate.wait_until_reached("old-1")
+    assert ask("recycle", timeout=20).answers[0]["is_new"]
+    new_run = tasks.gated.delay("new-{attempt}")
+    kit.gate.wait_until_reached("new-1")
+    (new,) = [psutil.Process(row.pid).ppid() for row in kit.ledger.rows(new_run)]
+    assert new != old
+    kit.freeze(new)
+    kit.gate.wait_until_reached("new-2")
+    kit.gate.open("new-2")
+    wait_until_final(new_run)
+    assert kit.ledger.starts(old_run) == 1
+    kit.freeze(old)
+    kit.gate.wait_until_reached("old-2")
+    kit.gate.open("old-2")
+    for run in wait_until_final(old_run, new_run):
+        assert (run.status, run.attempt, run.interruptions) == ("SUCCESSFUL", 2, 1)
+        assert kit.ledger.overlaps(run) == []
 
 
 @pytest.mark.slow

@@ -153,6 +153,7 @@ class Dispatchers:
         node: str = "a",
         *,
         is_awaited: bool = True,
+        is_mute: bool = False,
         host: str | None = None,
         database_url: str | None = None,
         settings: Mapping[str, Any] | None = None,
@@ -166,6 +167,7 @@ class Dispatchers:
         ``options`` are those of the command (``lease_ttl=2``, ``burst=True``), ``settings`` keys of ``DISPATCH``,
         ``database`` keys of ``DATABASES["default"]``. ``host`` is the name of a host of its own; ``database_url`` may
         lead through a relay, which the ledger avoids. ``output`` is a descriptor to write to, in the place of a log.
+        ``is_mute``: without stdin, stdout and stderr, so without a log.
         """
         command = [sys.executable, "manage.py", "rundispatcher", "--no-reload", f"--node={node}"]
         for name, value in {**DEFAULTS, **options}.items():
@@ -173,6 +175,8 @@ class Dispatchers:
             command.append(flag if value is True else f"{flag}={value}")
         if host is not None:
             command = [sys.executable, "-m", "tests.kit.host", host, *command]
+        if is_mute:
+            command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command]
         own = {
             "DJANGO_SETTINGS_MODULE": "tests.settings",
             "DATABASE_URL": database_url or self._url,

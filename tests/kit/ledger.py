@@ -100,19 +100,20 @@ class Entry:
 
     def wait_at(self, gate: str) -> None:
         """Wait until the test opens the gate, giving signs of life. ``{attempt}`` in its name is filled in."""
-        name = self._arrive(gate)
+        name = self.arrive(gate)
         while not self._gate.is_open(name):
             self.see()
             time.sleep(SEE_SECONDS)
 
     async def await_at(self, gate: str) -> None:
         """See wait_at()."""
-        name = self._arrive(gate)
+        name = self.arrive(gate)
         while not self._gate.is_open(name):
             self.see()
             await asyncio.sleep(SEE_SECONDS)
 
-    def _arrive(self, gate: str) -> str:
+    def arrive(self, gate: str) -> str:
+        """Say that this attempt has come to a gate, and go on; returns the gate's name."""
         name = gate.format(attempt=self._context.attempt)
         self._gate.arrive(name, f"{self._context.run_id}-{self._context.epoch}")
         return name

@@ -1,7 +1,8 @@
 """Ways in which a project's own start-up code breaks a zygote or its executors, while a file says so.
 
 The file ``sabotage`` in the kit's folder holds ``<where> <how>``: where is ``zygote`` or ``executor``, how is one of
-``raise``, ``hang``, ``wait`` (until the file is gone), ``segfault`` and ``exit``. Without the file, all is well.
+``raise``, ``hang``, ``wait`` (until the file is gone), ``segfault``, ``exit`` and ``break_a_task_module``. Without the
+file, all is well.
 The file ``sabotaged`` beside it gets a line for each time, with the moment.
 """
 
@@ -39,6 +40,8 @@ def _break(place: str) -> None:
     match how:
         case "raise":
             raise RuntimeError("the project does not start")
+        case "break_a_task_module":
+            sys.modules["tests.kit.ledger"] = None  # type: ignore[assignment]
         case "hang":
             threading.Event().wait()
         case "wait":

@@ -206,6 +206,20 @@ def takes(ctx: TaskContext, seconds: float) -> None:
         time.sleep(seconds)
 
 
+@task
+async def linger() -> None:
+    """Wait until somebody ends it; costs nothing while it does."""
+    await asyncio.Event().wait()
+
+
+@task(bind=True)
+def spin_in_c(ctx: TaskContext, gate: str) -> None:
+    """Be in one call into C, which holds the interpreter, for a long time."""
+    with Entry(ctx) as entry:
+        entry.arrive(gate)
+        sum(range(10**11))
+
+
 @task(bind=True)
 def says_why(ctx: TaskContext, gate: str) -> None:
     """Wait at a gate; when told to stop, say by what and why, and obey."""
@@ -243,12 +257,6 @@ async def blocks(ctx: TaskContext, gate: str) -> None:
         entry.wait_at(gate)
 
 
-@task
-async def linger() -> None:
-    """Wait until somebody ends it; costs nothing while it does."""
-    await asyncio.Event().wait()
-
-
 # what bodies do to their process
 
 
@@ -279,6 +287,26 @@ def leave_programs(ctx: TaskContext, gate: str) -> None:
         misdeeds.start_daemon()
         misdeeds.start_tree()
         entry.wait_at(gate)
+
+
+@task(bind=True)
+def ask_dispatcher(ctx: TaskContext, command: str, data: Any = None) -> Any:
+    """Return what this run's own dispatcher answers."""
+    return ctx.control(command, data)
+
+
+@task(bind=True)
+def keep_asking(ctx: TaskContext, gate: str) -> None:
+    """Ask until somebody ends it."""
+    with Entry(ctx) as entry:
+        entry.arrive(gate)
+        while True:
+            ctx.control("alive")
+
+
+@task(bind=True)
+async def aask_dispatcher(ctx: TaskContext, command: str, data: Any = None) -> Any:
+    return await ctx.acontrol(command, data)
 
 
 @task(bind=True)

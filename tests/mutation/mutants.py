@@ -172,8 +172,7 @@ _OF_STATEMENTS = (
     (_DUE, _DUE.replace("status = 'SCHEDULED' AND ", ""), _PLANS),  # only they have a run_after; for the index
     (_DUE, "WHERE status = 'SCHEDULED'", _HOUSEKEEPING),
     (_DUE, _DUE.replace("(SELECT now FROM clock)", "clock_timestamp()"), _PLANS),
-    ("WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS now)", "WITH clock AS MATERIALIZED (SELECT now() AS now)",
-     _CLOCK),
+    ("(SELECT clock_timestamp() AS now),\ndue AS", "(SELECT now() AS now),\ndue AS", _CLOCK),
     ("ORDER BY run_after LIMIT %(limit)s FOR", "LIMIT %(limit)s FOR", _ORDER),
     ("ORDER BY run_after LIMIT %(limit)s FOR", "ORDER BY run_after FOR", _HOUSEKEEPING),
     ("run_after LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED", "run_after LIMIT %(limit)s FOR NO KEY UPDATE", _SWEEPS),
@@ -250,7 +249,7 @@ _OF_THE_FENCE = (
     (ZYGOTE, "            self._kill_orphans()\n", "", _FAMILY),
     (ZYGOTE, "            os.setsid()", "            pass", _FAMILY),
     (CHILDREN, "if overdue > self._overdue_seconds and", "if False and", _OVERDUE),
-    (CHILDREN, "elif self._looks_at_same > self._most_looks:", "elif False:", _STILL),
+    (CHILDREN, "elif zygote.looks_at_same_turn > self._most_looks:", "elif False:", _STILL),
     (CHILDREN, "process.kill_group(pid)", "pass", _FAMILY[:1]),
 )  # fmt: skip
 _OF_THE_CLAIMS = (

@@ -12,7 +12,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from ... import checks, conf, logs
 from ...conf import DispatchSettings
 from ...dispatcher.service import Dispatcher, Mode
-from .. import reload
+from .. import reload, streams
 
 BANNER = """\
 django-dispatch {version}: dispatcher {node}, pid {pid}
@@ -28,6 +28,10 @@ class Command(BaseCommand):
     help = "Runs a dispatcher: it claims runs from the database and has them executed by child processes."
     requires_system_checks = [checks.SETTINGS_TAG]
     stealth_options = ("supervised",)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        streams.hold_standard_streams()  # before anything is opened
+        super().__init__(*args, **kwargs)
 
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument
@@ -98,7 +102,7 @@ async def serve(settings: DispatchSettings, mode: Mode) -> int:
 def banner(settings: DispatchSettings) -> str:
     """Say what this dispatcher serves, and how."""
     from ...dispatcher.looks import LISTENING_FACTOR
-    from ...dispatcher.service import package_version
+    from ...dispatcher.process import package_version
 
     seconds = settings.poll_interval_seconds * (LISTENING_FACTOR if settings.wakeups else 1)
     return BANNER.format(

@@ -1,0 +1,31 @@
+"""How much may be claimed, by what room there is in each lane. Pure."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from ..finish import TaskFacts
+from ..messages import Kind
+
+
+class Room(NamedTuple):
+    """How many runs may be claimed, and of which tasks none; ``is_partial``: a lane with executors is full."""
+
+    limit: int
+    excluded: Sequence[str] = ()
+    is_partial: bool = False
+
+
+def room_in(
+    rooms: Mapping[Kind, int], limit: int, tasks: Mapping[str, TaskFacts], wanted: Callable[[Kind], int]
+) -> Room:
+    """Return the room for a claim. ``wanted`` says how many executors a lane is to have.
+
+    What will be claimed may all be of one lane, so the smaller room of those that have any is what there is.
+    """
+    open_rooms = [room for room in rooms.values() if room > 0]
+    if not open_rooms:
+        return Room(0)
+    full = [kind for kind, room in rooms.items() if room <= 0]
+    excluded = [path for path, facts in tasks.items() if facts.kind in full] if full else []
+    is_partial = any(wanted(kind) for kind in full)
+    return Room(min(*open_rooms, limit), excluded, is_partial)
