@@ -33,14 +33,12 @@ def test_nobody_is_sent_ahead_before_anything_is_known() -> None:
     assert (durations.ahead(100), durations.is_tiny("new")) == (0, False)
 
 
-def test_a_slot_of_short_runs_has_the_next_one_ready() -> None:
+def test_who_is_short_is_known_by_its_task() -> None:
     durations = Durations()
-    answers = []
-    for seconds in (0.0001, 0.005, 0.005, 1.0):
-        for _ in range(50):
-            durations.learn("a", seconds)
-        answers.append(durations.is_worth_a_reserve())
-    assert answers == [False, True, True, False], "tiny ones are sent ahead anyway, long ones would wait"
+    for _ in range(50):
+        durations.learn("short", 0.005)
+        durations.learn("long", 1.0)
+    assert [durations.is_short(task) for task in ("short", "long", "new")] == [True, False, False]
 
 
 def test_tiny_runs_are_sent_ahead_and_long_ones_end_that_at_once() -> None:

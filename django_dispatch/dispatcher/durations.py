@@ -32,6 +32,7 @@ class Durations:
             return 0
         return min(most, int(AHEAD_SECONDS / max(self._overall, LEAST_SECONDS)))
 
-    def is_worth_a_reserve(self) -> bool:
-        """Return whether runs have been so short of late that a slot should not have to wait for the next claim."""
-        return self._overall is not None and TINY_SECONDS <= self._overall < SHORT_SECONDS
+    def is_short(self, task: str) -> bool:
+        """Return whether runs of this task have proved so short that one may wait for the end of another."""
+        seconds = self._of_task.get(task)
+        return seconds is not None and seconds < SHORT_SECONDS

@@ -23,7 +23,6 @@ from ..messages import (
     take_tickets,
 )
 from ..store.base import ClaimedRun
-from .durations import SHORT_SECONDS
 
 BUFFER = 1 << 20
 LARGEST_READ = 1 << 18
@@ -111,12 +110,6 @@ class Executor:
     def is_open(self) -> bool:
         """Whether it may be given runs."""
         return self.is_ready and not (self.is_doomed or self.is_blocked)
-
-    def is_young(self, now: float) -> bool:
-        """Whether no body here has run for long, by the loop's clock ``now``."""
-        return all(
-            flight.started_at is None or now - flight.started_at < SHORT_SECONDS for flight in self.flights.values()
-        )
 
     # to the executor
 

@@ -18,7 +18,7 @@ from .backoff import Backoff
 from .death import Death, cause_of, outcome_of
 from .durations import Durations
 from .executor import Executor, Flight, Token, Zygote
-from .room import Room, room_in
+from .room import Room, is_soon_free, room_in
 from .stats import Stats
 
 # An executor with so many runs before it needs no answer for each: its reports are read by the millisecond.
@@ -104,16 +104,14 @@ class Pool:
     def room(self) -> Room:
         """Return how many runs may be claimed now, and of which tasks none.
 
-        While runs are short, one more for each synchronous slot may wait here: the slot will soon be free.
+        For each synchronous slot that will soon be free, one more may wait here.
         """
-        ahead = self.durations.ahead(self._claim_limit)
-        has_reserve, now = self.durations.is_worth_a_reserve(), self._loop.time()
+        ahead, now = self.durations.ahead(self._claim_limit), self._loop.time()
         rooms = dict.fromkeys(Kind, 0)
         for executor in self.executors.values():
             if executor.is_open:
                 rooms[executor.kind] += max(0, executor.capacity + ahead - len(executor.flights))
-                if has_reserve and executor.kind is Kind.SYNC and executor.is_young(now):
-                    rooms[Kind.SYNC] += 1
+                rooms[executor.kind] += not ahead and is_soon_free(executor, self.durations, now)
         for flight in self.waiting:
             rooms[flight.facts.kind] -= 1
         return room_in(rooms, self._claim_limit, self.facts, self._wanted)
@@ -179,12 +177,15 @@ class Pool:
             self._on_outcome(flight, Outcome(*flight.token, Verdict.UNSTARTED))
         self.assign_waiting()
 
-    def release_waiting(self, older_than: float) -> None:
-        """Give back claimed runs that have waited since before ``older_than``, by the loop's clock."""
-        kept = [flight for flight in self.waiting if flight.claimed_at >= older_than]
-        given_up = [flight for flight in self.waiting if flight.claimed_at < older_than]
-        self.waiting = deque(kept)
+    def is_moving(self, kind: Kind, now: float) -> bool:
+        """Whether a slot of this lane will be free in a moment."""
+        return any(is_soon_free(executor, self.durations, now) for executor in self.lane(kind))
+
+    def release_waiting(self, kind: Kind, older_than: float) -> None:
+        """Give back claimed runs of a lane that have waited since before ``older_than``, by the loop's clock."""
+        given_up = [flight for flight in self.waiting if flight.facts.kind is kind and flight.claimed_at < older_than]
         for flight in given_up:
+            self.waiting.remove(flight)
             self._on_outcome(flight, Outcome(*flight.token, Verdict.UNSTARTED))
 
     # reports

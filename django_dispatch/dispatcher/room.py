@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 from ..finish import TaskFacts
 from ..messages import Kind
+from .durations import SHORT_SECONDS, Durations
+from .executor import Executor
 
 
 class Room(NamedTuple):
@@ -29,3 +31,12 @@ def room_in(
     excluded = [path for path, facts in tasks.items() if facts.kind in full] if full else []
     is_partial = any(wanted(kind) for kind in full)
     return Room(min(*open_rooms, limit), excluded, is_partial)
+
+
+def is_soon_free(executor: Executor, durations: Durations, now: float) -> bool:
+    """Whether a synchronous executor has just begun a body, by the loop's clock, of a task that has proved short."""
+    flight = next(iter(executor.flights.values()), None)
+    if flight is None or executor.kind is not Kind.SYNC or not executor.is_open:
+        return False
+    began_at = now if flight.started_at is None else flight.started_at
+    return now - began_at < SHORT_SECONDS and durations.is_short(flight.run.task)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from django.db import Error as DatabaseError
 
-from ..messages import Stop
+from ..messages import Kind, Stop
 from .claims import Claims
 from .lease import LeaseKeeper
 from .pool import Pool
@@ -41,7 +41,8 @@ async def drain(pool: Pool, watch: Watch, claims: Claims, *, patience_seconds: f
     await until(lambda: not claims.is_under_way, seconds=LAST_WRITES_SECONDS)  # what is being claimed arrives first
     for executor in pool.executors.values():
         pool.take_back_from(executor)
-    pool.release_waiting(older_than=float("inf"))
+    for kind in Kind:
+        pool.release_waiting(kind, older_than=float("inf"))
     if await until(lambda: not pool.flights(), seconds=deadline - loop.time(), unless=hurry):
         return
     names = ", ".join(f"{flight.run.id} {flight.run.task}" for flight in pool.flights()[:SHOWN])

@@ -13,7 +13,8 @@ from .pool import Pool
 
 TICK_SECONDS = 0.05
 STUCK_SECONDS = 0.03  # a run that takes longer does not keep others waiting behind it
-WAIT_SECONDS = 0.2  # then a claimed run that found no executor is given back
+WAIT_SECONDS = 0.2  # then a claimed run that found no executor is given back,
+LONGEST_WAIT_SECONDS = 1.0  # or then, where short runs go by
 BLOCKED_SECONDS = 2.0
 STILL_TICKS = 60  # an executor that starts nothing of what it has, for so long, never will. Ticks: we may be late too
 
@@ -57,7 +58,9 @@ class Watch:
                 self._unstick(executor, longest)
         self._pool.assign_waiting()
         if self._pool.waiting:
-            self._pool.release_waiting(older_than=now - WAIT_SECONDS)
+            for kind in Kind:
+                patience = LONGEST_WAIT_SECONDS if self._pool.is_moving(kind, now) else WAIT_SECONDS
+                self._pool.release_waiting(kind, older_than=now - patience)
 
     def _look_at_flight(self, executor: Executor, flight: Flight, now: float) -> None:
         assert flight.started_at is not None
