@@ -45,6 +45,31 @@ def test_another_process_sees_the_fence_through_the_descriptor() -> None:
     assert seen.deadline_ns() == board.deadline_ns()
 
 
+class Interrupted:
+    """The cells as a reader sees them that is interrupted once, before it reads its third cell."""
+
+    def __init__(self, cells: Any, interrupt: Callable[[], None]) -> None:
+        self._cells = cells
+        self._interrupt = interrupt
+        self._reads = 0
+
+    def __getitem__(self, cell: int) -> int:
+        self._reads += 1
+        if self._reads == 3:
+            self._interrupt()
+        value: int = self._cells[cell]
+        return value
+
+
+def test_a_reader_that_a_writer_comes_between_reads_again() -> None:
+    writer = Board.create(slots=1)
+    writer.raise_fence(LEASE, now_ns() + HOUR_NS)
+    reader = Board(os.dup(writer.descriptor), slots=1)
+    cells = Interrupted(reader._cells, lambda: writer.raise_fence(OTHER, now_ns() + HOUR_NS))
+    reader._cells = cells  # type: ignore[assignment]
+    assert reader.allows(OTHER), "neither half of one and half of the other, nor what was there before"
+
+
 def test_a_fence_is_never_seen_half_written() -> None:
     """Lease and deadline belong together: a reader gets both of one writing, of a writer in another process."""
     board = Board.create(slots=1)
