@@ -8,6 +8,7 @@ import io
 import logging
 import multiprocessing
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -91,6 +92,8 @@ class Ends:
     @staticmethod
     def overflow_the_stack() -> None:
         sys.setrecursionlimit(2**30)
+        # Later Pythons count C's recursion too, and stop at a depth for which the stack need not suffice.
+        resource.setrlimit(resource.RLIMIT_STACK, (4096, resource.getrlimit(resource.RLIMIT_STACK)[1]))
         value: list[Any] = []
         for _ in range(1_000_000):
             value = [value]
