@@ -3,10 +3,8 @@
 A text stands once in its file; keep it short. Not here, because it changes nothing that can be seen: MATERIALIZED where
 rows are locked (PostgreSQL never inlines such an expression), and ``status = 'RUNNING'`` beside a lease that must fit
 (a constraint of the table says so). Nor what is the second line behind another guard: that the dispatcher kills the
-executors of a frozen zygote itself (the kernel does when it is killed); that an outcome of a lost lease is not even
-sent (its token does not fit); that no executor is started before there is a lease (the fence lets no body begin); and
-that claims are compared once more when a statement whose connection broke must have ended (the next claim waits for it
-on the lease's row, and what it held is compared then).
+executors of a frozen zygote itself (the kernel does when it is killed), that an outcome of a lost lease is not even
+sent (its token does not fit), and that no executor is started before there is a lease (the fence lets no body begin).
 """
 
 from typing import NamedTuple
@@ -262,6 +260,7 @@ _OF_THE_CLAIMS = (
     (CLAIMS, "if token not in ours and not self._pool.knows(token)", "if token not in ours", _KNOWN),
     (CLAIMS, "if token not in ours and not self._pool.knows(token)", "if not self._pool.knows(token)", _TROUBLE),
     (CLAIMS, "if token not in ours and not self._pool.knows(token)", "if False", _TROUBLE),
+    (CLAIMS, "self._loop.call_later(self._store.deadline_seconds, self.reconcile_soon)", "pass", _ANSWERS),
     (CLAIMS, "if self.lease_id == lease_id:\n                self._unwritten.extendleft",
      "if False:\n                self._unwritten.extendleft", _SESSION),
     (CLAIMS, "self._busy.append(ended._replace(was_busy=True))", "pass", _HOLDER),
