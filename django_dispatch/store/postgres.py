@@ -87,9 +87,7 @@ class PostgresStore(Store):
             "dead": list(dead_leases),
             "why": why,
         }
-        of_leases = self.session.execute(statements.RECLAIM, params).fetchall()
-        orphans = self.session.execute(statements.RECLAIM_ORPHANS, params).fetchall()
-        return [Reclaimed(*row) for row in of_leases + orphans]
+        return [Reclaimed(*row) for row in self.session.execute(statements.RECLAIM, params)]
 
     def promote(self, *, limit: int) -> tuple[Sequence[str], float | None]:
         rows = self.session.execute(statements.PROMOTE, {"limit": limit}).fetchall()

@@ -138,6 +138,10 @@ _LOSE = f"""
 # A lease row is deleted with its runs' return: whoever claims locks the row first, so that no run joins in between.
 # A run that is locked is being finished or cancelled, and not waited for: if that comes to nothing, the run is one
 # without a lease, for the next sweep. So a reclaim waits for nobody, and cannot deadlock with anybody.
+#
+# Such a run is an orphan: its lease does not exist. A claim is committed after its lease was, so that is true of what
+# the statement sees; a run that somebody took back and claimed since, under a lease too new to be seen here, is locked
+# with that lease's id, which the row as it was seen does not have.
 RECLAIM = f"""
 WITH expired AS MATERIALIZED (
   SELECT id, node, CASE WHEN expires_at < clock_timestamp() - %(grace)s * interval '1 second'
@@ -146,29 +150,21 @@ WITH expired AS MATERIALIZED (
   FROM {LEASE}
   WHERE expires_at < clock_timestamp() - %(grace)s * interval '1 second' OR id = ANY(%(dead)s::uuid[])
   ORDER BY expires_at LIMIT 20 FOR UPDATE SKIP LOCKED
-), lost AS MATERIALIZED (
+), leased AS MATERIALIZED (
   SELECT r.id, r.lease_id, expired.node, expired.why FROM expired JOIN {RUN} AS r ON r.lease_id = expired.id
   FOR NO KEY UPDATE OF r SKIP LOCKED
+), orphan AS MATERIALIZED (
+  SELECT r.id, r.lease_id, '' AS node, 'its lease does not exist' AS why FROM {RUN} AS r
+  WHERE r.lease_id IS NOT NULL AND NOT EXISTS (SELECT FROM {LEASE} AS l WHERE l.id = r.lease_id)
+  LIMIT 1000 FOR NO KEY UPDATE SKIP LOCKED
+), lost AS (
+  SELECT * FROM leased UNION ALL SELECT * FROM orphan
 ), reclaimed AS (
   UPDATE {RUN} AS r {_LOSE}
   FROM lost WHERE r.id = lost.id AND r.lease_id IS NOT DISTINCT FROM lost.lease_id AND r.status = 'RUNNING'
   RETURNING r.id, r.task, r.queue, r.status, lost.lease_id
 ), deleted AS (
   DELETE FROM {LEASE} USING expired WHERE {LEASE}.id = expired.id
-)
-SELECT * FROM reclaimed
-"""
-
-# Runs whose lease does not exist. A claim is committed after its lease was, so a run that is seen here is an orphan.
-RECLAIM_ORPHANS = f"""
-WITH lost AS MATERIALIZED (
-  SELECT r.id, r.lease_id, '' AS node, 'its lease does not exist' AS why FROM {RUN} AS r
-  WHERE r.lease_id IS NOT NULL AND NOT EXISTS (SELECT FROM {LEASE} AS l WHERE l.id = r.lease_id)
-  LIMIT 1000 FOR NO KEY UPDATE SKIP LOCKED
-), reclaimed AS (
-  UPDATE {RUN} AS r {_LOSE}
-  FROM lost WHERE r.id = lost.id AND r.lease_id IS NOT DISTINCT FROM lost.lease_id AND r.status = 'RUNNING'
-  RETURNING r.id, r.task, r.queue, r.status, lost.lease_id
 )
 SELECT * FROM reclaimed
 """

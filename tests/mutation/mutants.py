@@ -161,6 +161,7 @@ _OF_STATEMENTS = (
      "DELETE FROM {LEASE} USING expired WHERE {LEASE}.id = expired.id AND false", _RECLAIMS),
     ("AND NOT EXISTS (SELECT FROM {LEASE} AS l WHERE l.id = r.lease_id)", "", _RECLAIMS),
     ("LIMIT 1000 FOR NO KEY UPDATE SKIP LOCKED", "LIMIT 1000 FOR NO KEY UPDATE", _SWEEPS),
+    (" AND r.lease_id IS NOT DISTINCT FROM lost.lease_id", "", _SWEEPS),
     ("WHEN r.cancel_requested_at IS NOT NULL THEN 'CANCELLED'", "WHEN false THEN 'CANCELLED'", _RECLAIMS),
     ("r.on_lost = 'fail' OR ", "", _RECLAIMS),
     (" OR r.interruptions + 1 >= %(max_interruptions)s", "", _RECLAIMS),
