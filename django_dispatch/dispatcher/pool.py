@@ -79,6 +79,8 @@ class Pool:
         """Claimed, but every executor of their lane is busy: soon started, or given back."""
         self.is_filling = False
         """Whether executors that are missing are to be started."""
+        self.stirred = asyncio.Event()
+        """Set when there are runs to watch, or executors to wait for."""
 
     # what is there
 
@@ -100,6 +102,10 @@ class Pool:
 
     def knows(self, token: Token) -> bool:
         return self.find(token) is not None or any(flight.token == token for flight in self.waiting)
+
+    def is_quiet(self) -> bool:
+        """Whether there is nothing to watch: no run here, and every executor ready."""
+        return not self.waiting and all(e.is_ready and not e.flights for e in self.executors.values())
 
     def room(self) -> Room:
         """Return how many runs may be claimed now, and of which tasks none.
@@ -130,6 +136,7 @@ class Pool:
             flight = Flight(run, (run.id, run.epoch), facts, lease, now, timeout_seconds)
             if self.waiting or not self._assign(flight):
                 self.waiting.append(flight)
+        self.stirred.set()
         self._flush()
 
     def _refuse(self, run: ClaimedRun, lease: bytes, now: float) -> None:
@@ -293,6 +300,7 @@ class Pool:
         executor.forget_their_stream()
         self._stats.executors_started[kind.value] += 1
         self.executors[executor.id] = executor
+        self.stirred.set()
         self._loop.add_reader(executor.stream, self._read, executor)
 
     def kill(self, executor: Executor, cause: str) -> None:

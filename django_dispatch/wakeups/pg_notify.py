@@ -73,6 +73,7 @@ class Listener:
         async with asyncio.timeout(CONNECT_SECONDS):
             connection = await psycopg.AsyncConnection.connect(**params, autocommit=True)
         try:
+            connection.add_notify_handler(lambda notify: self._on_notify(notify.channel, notify.payload))
             async with asyncio.timeout(LISTEN_SECONDS):
                 for channel in self._channels:
                     await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
@@ -87,15 +88,27 @@ class Listener:
             await _close(connection)
 
     async def _hear(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        async for notify in connection.notifies():
-            self._heard.set()
-            if notify.channel != CHANNEL:
-                self._on_message(notify.channel, notify.payload)
-                continue
-            wakeup = Wakeup.parse(notify.payload)
-            if wakeup is not None and wakeup.kind != "test":
-                self._on_wakeup(wakeup)
-        raise OSError("the connection was closed")
+        """Read whenever there is something to read: ``connection.notifies()`` would look ten times a second as well."""
+        loop, readable = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(connection.fileno(), readable.set)
+        try:
+            while True:
+                while notify := connection.pgconn.notifies():
+                    self._on_notify(notify.relname.decode(), notify.extra.decode(errors="replace"))
+                await readable.wait()
+                readable.clear()
+                connection.pgconn.consume_input()
+        finally:
+            loop.remove_reader(connection.fileno())
+
+    def _on_notify(self, channel: str, payload: str) -> None:
+        self._heard.set()
+        if channel != CHANNEL:
+            self._on_message(channel, payload)
+            return
+        wakeup = Wakeup.parse(payload)
+        if wakeup is not None and wakeup.kind != "test":
+            self._on_wakeup(wakeup)
 
     async def _prove(self) -> None:
         """Send ourselves a wakeup whenever nothing was heard for a while; fail when it does not come."""
