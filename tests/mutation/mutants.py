@@ -79,6 +79,7 @@ _DISPATCHER_DIES = (_FAMILIES + "test_a_zygote_that_still_imports_the_project_di
 _DEAD = "tests/faults/test_dead_dispatchers.py::"
 _KNOWN = ("tests/faults/test_reconciling.py",)
 _ANSWERS = ("tests/faults/test_claims.py::test_a_claim_whose_reply_was_lost_is_released",)
+_LATE = ("tests/faults/test_claims.py::test_a_claim_that_comes_late_to_a_paused_dispatcher_is_released",)
 _HOLDER = ("tests/faults/test_transactions.py::test_a_transaction_that_holds_a_running_run_holds_up_nothing_else",)
 _TAKEN = (_LOST + "test_a_body_whose_run_was_taken_away_is_stopped_after_a_reconnect",)
 _EXIT_CODE = ("tests/faults/test_outages.py::test_the_exit_code_tells_of_runs_that_a_lost_lease_has_left",)
@@ -260,7 +261,7 @@ _OF_THE_CLAIMS = (
     (CLAIMS, "if token not in ours and not self._pool.knows(token)", "if token not in ours", _KNOWN),
     (CLAIMS, "if token not in ours and not self._pool.knows(token)", "if not self._pool.knows(token)", _TROUBLE),
     (CLAIMS, "if token not in ours and not self._pool.knows(token)", "if False", _TROUBLE),
-    (CLAIMS, "self._loop.call_later(self._store.deadline_seconds, self.reconcile_soon)", "pass", _ANSWERS),
+    (CLAIMS, "self._loop.call_later(self._store.deadline_seconds, self.reconcile_soon)", "pass", _LATE),
     (CLAIMS, "if self.lease_id == lease_id:\n                self._unwritten.extendleft",
      "if False:\n                self._unwritten.extendleft", _SESSION),
     (CLAIMS, "self._busy.append(ended._replace(was_busy=True))", "pass", _HOLDER),
