@@ -28,8 +28,6 @@ class Cut:
 
     def port(self, role: str) -> int:
         """Return the port from which a role's only session comes."""
-        query = (
-            "SELECT client_port FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s"
-        )
+        query = "SELECT client_port FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s"
         ((port,),) = self._connection.execute(query, [f"django_dispatch {role}"])
         return int(port)
