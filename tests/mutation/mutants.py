@@ -15,6 +15,7 @@ LEASE = "django_dispatch/dispatcher/lease.py"
 FENCE = "django_dispatch/executors/fence.py"
 ZYGOTE = "django_dispatch/executors/zygote.py"
 CLAIMS = "django_dispatch/dispatcher/claims.py"
+BUSY = "django_dispatch/dispatcher/busy.py"
 SERVICE = "django_dispatch/dispatcher/service.py"
 SYNC = "django_dispatch/executors/sync.py"
 LOOP = "django_dispatch/executors/loop.py"
@@ -264,7 +265,7 @@ _OF_THE_CLAIMS = (
     (CLAIMS, "self._loop.call_later(self._store.deadline_seconds, self.reconcile_soon)", "pass", _LATE),
     (CLAIMS, "if self.lease_id == lease_id:\n                self._unwritten.extendleft",
      "if False:\n                self._unwritten.extendleft", _SESSION),
-    (CLAIMS, "self._busy.append(ended._replace(was_busy=True))", "pass", _HOLDER),
+    (BUSY, "self._waiting.append(ended._replace(was_busy=True))", "pass", _HOLDER),
     (CLAIMS, "for ended in (*self._unwritten, *self._busy)}", "for ended in self._unwritten}", _HOLDER),
     (CLAIMS, "return not (self._unwritten or self._busy or", "return not (self._unwritten or", _HOLDER),
     (CLAIMS, "if any(flight.token not in held for", "if False and any(flight.token not in held for", _TAKEN),
