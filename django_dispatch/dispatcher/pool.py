@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from uuid import UUID
 
+from ..conf import DispatchSettings
 from ..executors.fence import Board, now_ns
 from ..finish import TaskFacts
 from ..messages import Kind, Outcome, Progress, Question, Ready, Retiring, Stack, Started, Stop, Verdict, error_document
@@ -39,25 +40,18 @@ class Pool:
 
     def __init__(
         self,
+        settings: DispatchSettings,
         board: Board,
         *,
-        node: str,
-        processes: int,
-        async_concurrency: int,
-        claim_limit: int,
-        default_timeout_seconds: float | None,
         on_outcome: Callable[[Flight, Outcome], None],
         on_progress: Callable[[Flight, str], None],
         on_room: Callable[[], None],
         is_writing: Callable[[], bool],
         stats: Stats,
     ) -> None:
+        self._settings = settings
         self._board = board
-        self._node = node
-        self.processes = processes
-        self._async_concurrency = async_concurrency
-        self._claim_limit = claim_limit
-        self._default_timeout_seconds = default_timeout_seconds
+        self.processes = settings.processes
         self._on_outcome = on_outcome
         self._on_progress = on_progress
         self._on_room = on_room
@@ -112,7 +106,7 @@ class Pool:
 
         For each synchronous slot that will soon be free, one more may wait here.
         """
-        ahead, now = self.durations.ahead(self._claim_limit), self._loop.time()
+        ahead, now = self.durations.ahead(self._settings.claim_limit), self._loop.time()
         rooms = dict.fromkeys(Kind, 0)
         for executor in self.executors.values():
             if executor.is_open:
@@ -120,7 +114,7 @@ class Pool:
                 rooms[executor.kind] += not ahead and is_soon_free(executor, self.durations, now)
         for flight in self.waiting:
             rooms[flight.facts.kind] -= 1
-        return room_in(rooms, self._claim_limit, self.facts, self._wanted)
+        return room_in(rooms, self._settings.claim_limit, self.facts, self._wanted)
 
     # runs
 
@@ -132,7 +126,7 @@ class Pool:
             if facts is None:
                 self._refuse(run, lease, now)
                 continue
-            timeout_seconds = run.timeout_seconds or facts.timeout_seconds or self._default_timeout_seconds
+            timeout_seconds = run.timeout_seconds or facts.timeout_seconds or self._settings.default_timeout_seconds
             flight = Flight(run, (run.id, run.epoch), facts, lease, now, timeout_seconds)
             if self.waiting or not self._assign(flight):
                 self.waiting.append(flight)
@@ -147,7 +141,7 @@ class Pool:
 
     def _assign(self, flight: Flight) -> bool:
         """Put a run to the least busy executor of its lane: an idle one, or ahead of time if it is known to be tiny."""
-        least = self.durations.ahead(self._claim_limit) if self.durations.is_tiny(flight.run.task) else 0
+        least = self.durations.ahead(self._settings.claim_limit) if self.durations.is_tiny(flight.run.task) else 0
         best = None
         for executor in self.executors.values():
             if executor.kind is flight.facts.kind and executor.is_open:
@@ -274,7 +268,9 @@ class Pool:
     def _wanted(self, kind: Kind) -> int:
         if kind == Kind.SYNC:
             return self.processes
-        return int(self._async_concurrency > 0 and any(facts.kind == Kind.ASYNC for facts in self.facts.values()))
+        return int(
+            self._settings.async_concurrency > 0 and any(facts.kind == Kind.ASYNC for facts in self.facts.values())
+        )
 
     def _fill(self) -> None:
         self._respawn = None
@@ -294,7 +290,7 @@ class Pool:
         if slot is None:
             return  # so many are still dying; the next exit comes back here
         self._board.clear_slot(slot)
-        capacity = 1 if kind == Kind.SYNC else self._async_concurrency
+        capacity = 1 if kind == Kind.SYNC else self._settings.async_concurrency
         executor = Executor(next(self._ids), kind, slot, capacity, self._loop.time(), self._loop, zygote)
         zygote.spawn(executor.id, kind=kind, slot=slot, descriptors=executor.descriptors)
         executor.forget_their_stream()
@@ -365,7 +361,7 @@ class Pool:
         self._stats.executors_exited[cause_of(cause)] += 1
         del self.executors[executor_id]
         self.take_back_from(executor)
-        who = f"{self._node}:{executor.pid}"
+        who = f"{self._settings.node}:{executor.pid}"
         now, death = self._loop.time(), Death(who, status, cause, peak_kb, note, executor.fault)
         for flight in list(executor.flights.values()):
             executor.land(flight.token)

@@ -100,12 +100,8 @@ class Dispatcher:
 
     def _make_pool(self) -> Pool:
         return Pool(
+            self.settings,
             self.board,
-            node=self.settings.node,
-            processes=self.settings.processes,
-            async_concurrency=self.settings.async_concurrency,
-            claim_limit=self.settings.claim_limit,
-            default_timeout_seconds=self.settings.default_timeout_seconds,
             on_outcome=self._on_outcome,
             on_progress=self._on_progress,
             on_room=self._on_room,
