@@ -113,6 +113,8 @@ class Run(models.Model):
     result = models.JSONField(_("result"), null=True, blank=True)
     errors = models.JSONField(_("errors"), default=list, db_default=[])
     meta = models.JSONField(_("meta"), default=dict, db_default={})
+    # Seconds by final status, null: for ever. None at all: as RETENTION says when it is pruned.
+    retention = models.JSONField(_("retention"), null=True, blank=True)
     enqueued_at = models.DateTimeField(_("enqueued at"), db_default=Now())
     started_at = models.DateTimeField(_("started at"), null=True, blank=True)
     finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)
@@ -136,8 +138,13 @@ class Run(models.Model):
                 name="dispatch_run_concurrency",
                 condition=Q(concurrency_key__isnull=False, status__in=["RUNNING", "BLOCKED"]),
             ),
-            # prune: the final runs, oldest first
-            models.Index(fields=["finished_at"], name="dispatch_run_prune", condition=Q(finished_at__isnull=False)),
+            # prune: the final runs that are kept as RETENTION says, oldest first
+            models.Index(
+                fields=["finished_at"],
+                name="dispatch_run_prune",
+                condition=Q(finished_at__isnull=False, retention__isnull=True),
+            ),
+            # A migration makes one more, dispatch_run_prune_own: the others, by when each may go.
         ]
         constraints = [
             # unique: at most one waiting or running run a key
@@ -166,3 +173,21 @@ class Run(models.Model):
     def is_final(self) -> bool:
         """Whether the run has ended for good."""
         return self.status in FINAL
+
+
+class PausedQueue(models.Model):
+    """A queue of which nothing is claimed; its runs wait, and bodies that run go on. Resuming it deletes the row."""
+
+    name = models.CharField(_("queue"), max_length=100, primary_key=True)
+    reason = models.TextField(_("reason"), blank=True, db_default="")
+    paused_by = models.CharField(_("paused by"), max_length=150, blank=True, db_default="")
+    paused_at = models.DateTimeField(_("paused at"), db_default=Now(), editable=False)
+    # Null means: until it is resumed.
+    paused_until = models.DateTimeField(_("paused until"), null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("paused queue")
+        verbose_name_plural = _("paused queues")
+
+    def __str__(self) -> str:
+        return self.name

@@ -35,7 +35,11 @@ INDEXES = {
         "((concurrency_key IS NOT NULL) AND ((status)::text = ANY ((ARRAY['RUNNING'::character varying,"
         " 'BLOCKED'::character varying])::text[])))",
     ),
-    "dispatch_run_prune": ("finished_at", "(finished_at IS NOT NULL)"),
+    "dispatch_run_prune": ("finished_at", "((finished_at IS NOT NULL) AND (retention IS NULL))"),
+    "dispatch_run_prune_own": (
+        "(((finished_at AT TIME ZONE 'UTC'::text",
+        "((finished_at IS NOT NULL) AND (retention IS NOT NULL))",
+    ),
 }
 STORAGE = {
     RUN: {
@@ -113,6 +117,10 @@ class TestTables:
             ("task, interruptions", "'t', -1", "interruptions"),
             ("task, max_attempts", "'t', -1", "max_attempts"),
             ("task, args", "'t', NULL", "args"),
+            ("task, retention", "'t', '7'", "dispatch_run_retention"),
+            ("task, retention", """'t', '{"FAILED": "x"}'""", "dispatch_run_retention"),
+            ("task, retention", """'t', '{"FAILED": -1}'""", "dispatch_run_retention"),
+            ("task, retention", """'t', '{"FAILED": 1e10}'""", "dispatch_run_retention"),
             ("task, queue", "'t', repeat('q', 101)", "character varying(100)"),
             ("task, unique_key", "'t', 'k'), ('t', 'k'", "dispatch_run_unique"),
         ],
