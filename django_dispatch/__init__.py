@@ -10,7 +10,7 @@ recorded     the database is the queue and the only truth                       
 announced    after the commit, a hint that a queue may have work                      ``wakeups``
 dispatched   ``rundispatcher`` claims READY runs under its lease                      ``dispatcher``
 executed     a child process runs the body, with a context if it wants one            ``executors``, ``context``
-steered      cancelled, or run again; dispatchers asked and told                      ``steering``, ``control``
+steered      cancelled, run again, its queue paused; dispatchers asked and told       ``steering``, ``control``
 finished     the outcome is written, if the lease still holds                         ``store``
 ===========  =======================================================================  =================================
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         UnknownTask,
     )
     from .registry import Task, task
-    from .steering import CancelAnswer, cancel, cancel_many, run_again
+    from .steering import CancelAnswer, cancel, cancel_many, pause_queue, resume_queue, run_again
 
 __all__ = [
     "Call",
@@ -57,6 +57,8 @@ __all__ = [
     "UnknownTask",
     "cancel",
     "cancel_many",
+    "pause_queue",
+    "resume_queue",
     "run_again",
     "task",
 ]
@@ -65,7 +67,7 @@ _HOMES = {
     "context": ("RunContextFilter", "TaskContext"),
     "enqueue": ("Call",),
     "registry": ("Task", "task"),
-    "steering": ("CancelAnswer", "cancel", "cancel_many", "run_again"),
+    "steering": ("CancelAnswer", "cancel", "cancel_many", "pause_queue", "resume_queue", "run_again"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

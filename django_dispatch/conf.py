@@ -3,7 +3,7 @@
 import os
 import reprlib
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from difflib import get_close_matches
@@ -13,6 +13,8 @@ from typing import Any
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
+
+from .patterns import PRIVATE_PREFIX, is_plain, serves
 
 FINAL_STATUSES = ("SUCCESSFUL", "FAILED", "CANCELLED")
 DEFAULT_RETENTION = {"SUCCESSFUL": 86_400.0, "CANCELLED": 7 * 86_400.0, "FAILED": 30 * 86_400.0}
@@ -80,7 +82,7 @@ def _queues(value: Any) -> tuple[str, ...] | None:
     if value is None:
         return None
     if not isinstance(value, list | tuple) or not value:
-        raise _Invalid("must be None for all queues, or a list of queue names that is not empty")
+        raise _Invalid("must be None for all queues, or a list that is not empty, of names, patterns (mail*) and excludes (-mail.slow)")
     for queue in value:
         try:
             _text(queue, maximum=MAX_QUEUE_LENGTH)
@@ -88,7 +90,35 @@ def _queues(value: Any) -> tuple[str, ...] | None:
             raise _Invalid(f"has a queue name that breaks the rule: it {error}") from None
     if len(set(value)) != len(value):
         raise _Invalid("names a queue twice")
+    _check_patterns(value)
     return tuple(value)
+
+
+def _check_patterns(value: Sequence[str]) -> None:
+    for pattern in value:
+        if pattern.removeprefix("-").startswith(PRIVATE_PREFIX) or pattern == "-":
+            raise _Invalid(f"has {_shown(pattern)}, which means no queue that can be chosen")
+        if is_plain(pattern) and not serves(value, pattern):
+            raise _Invalid(f"names {_shown(pattern)} and excludes it too")
+    if any(f"-{pattern}" in value for pattern in value):
+        raise _Invalid("excludes what it includes")
+
+
+def _queue_weights(value: Any) -> Mapping[str, int]:
+    if not isinstance(value, Mapping):
+        raise _Invalid("must be a dict from queues to weights")
+    for queue, weight in value.items():
+        try:
+            _text(queue, maximum=MAX_QUEUE_LENGTH)
+            if queue.startswith("-"):
+                raise _Invalid("is a name or a pattern such as 'mail*', not an exclude")
+        except _Invalid as error:
+            raise _Invalid(f"has a queue name that breaks the rule: it {error}") from None
+        try:
+            _whole(weight, minimum=1, maximum=1000)
+        except _Invalid as error:
+            raise _Invalid(f"has a weight for {_shown(queue)} that breaks the rule: it {error}") from None
+    return dict(value)
 
 
 def _channel(value: Any) -> str:
@@ -164,6 +194,8 @@ class DispatchSettings:
     # what a dispatcher serves
     node: str = _key(lambda v: _text(v, maximum=MAX_NODE_LENGTH), socket.gethostname)
     queues: tuple[str, ...] | None = _key(_queues, None)
+    queue_weights: Mapping[str, int] = _key(_queue_weights, dict)
+    priority_aging_seconds: float | None = _key(lambda v: _optional_seconds(v, minimum=1), None)
     processes: int = _key(
         lambda v: _whole(v, minimum=1, maximum=MAX_SLOTS), lambda: min(os.cpu_count() or 1, MAX_SLOTS)
     )

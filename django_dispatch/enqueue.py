@@ -13,6 +13,7 @@ from django.utils import timezone
 from . import conf
 from .arguments import is_storable
 from .exceptions import InvalidOption
+from .patterns import PRIVATE_PREFIX
 from .store import postgres_enqueue as store
 from .store.base import NewRun
 from .wakeups.base import CHANNEL, Wakeup
@@ -82,8 +83,8 @@ def check_options(
     return Options(
         queue=None if queue is None else check_queue(queue),
         priority=None if priority is None else check_priority(priority),
-        run_after=None if moment is None else _check_moment(moment),
-        delay_seconds=None if countdown is None else _check_duration("countdown", countdown).total_seconds(),
+        run_after=None if moment is None else check_moment(moment),
+        delay_seconds=None if countdown is None else check_duration("countdown", countdown).total_seconds(),
         timeout_seconds=None if timeout is None else check_timeout(timeout).total_seconds(),
         max_attempts=None if max_attempts is None else check_max_attempts(max_attempts),
     )
@@ -93,6 +94,8 @@ def check_queue(value: object) -> str:
     """Return the name of a queue. Raises InvalidOption if it cannot be one."""
     if not isinstance(value, str) or not 0 < len(value) <= MAX_QUEUE_LENGTH or not is_storable(value):
         raise InvalidOption(f"queue must be a name of 1 to {MAX_QUEUE_LENGTH} characters, not {value!r}.")
+    if value.startswith(PRIVATE_PREFIX):
+        raise InvalidOption(f"queue must not begin with {PRIVATE_PREFIX!r}, not {value!r}: such queues are private.")
     return value
 
 
@@ -105,7 +108,7 @@ def check_priority(value: object) -> int:
 
 def check_timeout(value: object) -> timedelta:
     """Return a timeout, given as timedelta or seconds. Raises InvalidOption if it is not positive."""
-    timeout = _check_duration("timeout", value)
+    timeout = check_duration("timeout", value)
     if not timeout:
         raise InvalidOption("timeout must be more than 0; leave it out for none.")
     return timeout
@@ -214,14 +217,14 @@ def _value(text: str) -> Any:
     return {} if text == "{}" else [] if text == "[]" else json.loads(text)
 
 
-def _check_moment(value: object) -> datetime:
+def check_moment(value: object, *, name: str = "eta and run_after") -> datetime:
     """An aware time if USE_TZ is on; a naive one is then taken to be in the current time zone, as forms do."""
     if not isinstance(value, datetime):
-        raise InvalidOption(f"eta and run_after must be a datetime, not {value!r}.")
+        raise InvalidOption(f"{name} must be a datetime, not {value!r}.")
     return timezone.make_aware(value) if settings.USE_TZ and timezone.is_naive(value) else value
 
 
-def _check_duration(name: str, value: object) -> timedelta:
+def check_duration(name: str, value: object) -> timedelta:
     duration = value
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_DURATION.total_seconds():
         duration = timedelta(seconds=value)

@@ -1,20 +1,29 @@
-"""Change what becomes of a run: cancel it, or run it again; from the admin, a view or the shell.
+"""Change what becomes of runs: cancel one, run it again, pause its queue; from the admin, a view or the shell.
 
 Each is one statement on ``DISPATCH["DATABASE"]``, in the caller's transaction if there is one.
 """
 
 from collections.abc import Iterable
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from django.utils import timezone
+
 from . import conf
+from .arguments import is_storable
+from .enqueue import check_duration, check_moment, check_queue
 from .exceptions import InvalidOption
 from .store import postgres_enqueue as store
+from .store import postgres_queues as queues
 from .wakeups.base import Wakeup
 from .wakeups.sending import wake_after_commit
 
 if TYPE_CHECKING:
     from .models import Run
+
+MAX_REASON_LENGTH = 1000
+MAX_BY_LENGTH = 150
 
 
 class CancelAnswer(StrEnum):
@@ -57,6 +66,37 @@ def run_again(run: "Run | int") -> "Run":
         raise InvalidOption(f"Run {_id_of(run)} cannot be run again: it has not ended, or does not exist.")
     wake_after_commit(using, Wakeup("ready", new.queue))
     return new
+
+
+def pause_queue(name: str, *, reason: str = "", until: datetime | timedelta | None = None, by: str = "") -> None:
+    """Have nothing claimed from a queue: after the commit no claim begins that takes a run of it.
+
+    Its runs wait, and can be enqueued and cancelled; bodies that run go on. ``until`` is when it ends by itself, or
+    after how long, by the database's clock; without it, resume_queue() ends it. A queue that is paused already gets
+    the new reason and end. Raises InvalidOption.
+    """
+    using = conf.current().database
+    check_queue(name)
+    for what, text, longest in (("reason", reason, MAX_REASON_LENGTH), ("by", by, MAX_BY_LENGTH)):
+        if not isinstance(text, str) or len(text) > longest or not is_storable(text):
+            raise InvalidOption(f"{what} must be a text of at most {longest} characters, not {text!r}.")
+    if isinstance(until, timedelta):
+        seconds = check_duration("until", until).total_seconds()
+        if not seconds:
+            raise InvalidOption("until must be later than now.")
+        return queues.pause(using, name, reason=reason, by=by, seconds=seconds)
+    moment = None if until is None else check_moment(until, name="until")
+    if moment is not None and moment <= timezone.now():
+        raise InvalidOption(f"until must be later than now, not {until!r}.")
+    return queues.pause(using, name, reason=reason, by=by, until=moment)
+
+
+def resume_queue(name: str) -> bool:
+    """Have a queue claimed from again, and wake dispatchers after the commit; return whether it was paused."""
+    using = conf.current().database
+    was_paused = queues.resume(using, check_queue(name))
+    wake_after_commit(using, Wakeup("ready", name))
+    return was_paused
 
 
 def _id_of(run: "Run | int") -> int:

@@ -30,11 +30,11 @@ NONSENSE: list[Any] = [
     *(int, len, timedelta.max, timedelta.min, timedelta(0), -timedelta(seconds=1), None),
 ]
 SECONDS = ["POLL_INTERVAL", "LEASE_TTL", "CANCEL_GRACE", "SHUTDOWN_TIMEOUT", "EXECUTOR_READY_TIMEOUT"]
-OPTIONAL_SECONDS = ["RENEW_INTERVAL", "LEASE_MARGIN", "DEFAULT_TIMEOUT", "EXECUTOR_MAX_AGE"]
+OPTIONAL_SECONDS = ["RENEW_INTERVAL", "LEASE_MARGIN", "DEFAULT_TIMEOUT", "EXECUTOR_MAX_AGE", "PRIORITY_AGING"]
 COUNTS = ["PROCESSES", "ASYNC_CONCURRENCY", "CLAIM_LIMIT", "MAX_INTERRUPTIONS"]
 OPTIONAL_COUNTS = ["EXECUTOR_MAX_RUNS", "EXECUTOR_MAX_MEMORY_MB"]
 TEXTS = ["DATABASE", "LISTEN_DSN", "NODE", "CONTROL_CHANNEL"]
-OTHERS = ["WAKEUPS", "QUEUES", "RETENTION", "NOTIFY_CHANNELS"]
+OTHERS = ["WAKEUPS", "QUEUES", "QUEUE_WEIGHTS", "RETENTION", "NOTIFY_CHANNELS"]
 KEYS = [*SECONDS, *OPTIONAL_SECONDS, *COUNTS, *OPTIONAL_COUNTS, *TEXTS, *OTHERS]
 
 
@@ -119,6 +119,25 @@ def test_texts_refuse_blanks_and_what_postgres_cannot_hold(key: str, value: Any)
 )
 def test_queues_refuse_all_but_a_list_of_different_names(value: Any) -> None:
     assert [problem.key for problem in refused({"QUEUES": value})] == ["QUEUES"]
+
+
+@pytest.mark.parametrize(
+    "value", [["a", "-a"], ["mail*", "-mail*"], ["mail.slow", "-mail*"], ["-"], ["lease:x"], ["-lease:x"], ["lease:*"]]
+)
+def test_queues_refuse_what_contradicts_itself_and_what_is_private(value: Any) -> None:
+    assert [problem.key for problem in refused({"QUEUES": value})] == ["QUEUES"]
+
+
+@pytest.mark.parametrize("value", [["mail*", "-mail.slow"], ["-mail"], ["*"], ["a", "-b"], ["mail*", "mail"]])
+def test_queues_may_be_patterns_and_excludes(value: Any) -> None:
+    assert accepted({"QUEUES": value}).queues == tuple(value)
+
+
+@pytest.mark.parametrize(
+    "value", [None, [], "mail", {"mail": 0}, {"mail": 1001}, {"mail": 1.5}, {"mail": True}, {"": 1}, {1: 1}, {"-a": 2}]
+)
+def test_queue_weights_refuse_all_but_whole_numbers_by_queue(value: Any) -> None:
+    assert [problem.key for problem in refused({"QUEUE_WEIGHTS": value})] == ["QUEUE_WEIGHTS"]
 
 
 @pytest.mark.parametrize("value", [None, "pg_notify", {"pg_notify"}, ["pg_notify"] * 2, ["redis"], [None], [[]], 1])

@@ -21,6 +21,7 @@ from .busy import LONGEST_BUSY_SECONDS, Busy, Ended
 from .executor import Flight, Token
 from .pace import Pace
 from .pool import Pool
+from .queues import Queues
 from .room import Room
 from .stats import Stats
 from .store_thread import StoreThread
@@ -41,7 +42,7 @@ class Claims:
         store: StoreThread,
         pool: Pool,
         *,
-        queues: Callable[[], Sequence[str]],
+        queues: Queues,
         max_interruptions: int,
         max_runs: int | None,
         on_quiet: Callable[[], None],
@@ -229,7 +230,7 @@ class Claims:
             return await self._exchanger.exchange(
                 lease_id,
                 [ended.settlement for ended in batch],
-                queues=self._queues() if limit else (),
+                queues=self._queues.names() if limit else (),
                 limit=limit,
                 excluded_tasks=excluded,
                 at_most_once_tasks=[path for path, facts in self._pool.facts.items() if facts.on_lost == "fail"],
@@ -255,6 +256,7 @@ class Claims:
 
     def _take(self, exchange: Exchange, limit: int, lease_id: UUID) -> None:
         self._stats.runs_claimed += len(exchange.claimed)
+        self._queues.note_claimed(run.queue for run in exchange.claimed)
         self._undelivered = list(exchange.claimed)
         if limit and len(exchange.claimed) == limit:
             # There is more: executors are given theirs when the next statement is out, while the database works.

@@ -26,6 +26,7 @@ JITTER = 0.2
 PRUNE_SECONDS = 60.0
 PRUNE_LIMIT = 5000
 PROMOTE_LIMIT = 1000
+AGE_LIMIT = 10  # of each queue and priority at a time: the others are to get on, too
 NEIGHBOUR_SECONDS = 0.5  # look whether they live
 LEARN_SECONDS = 1.0  # and who they are, if no wakeup tells
 RECLAIM_GRACE_SECONDS = 2.0
@@ -47,6 +48,7 @@ class Housekeeping:
         ttl_seconds: float,
         max_interruptions: int,
         retention: Mapping[str, float | None],
+        aging_seconds: float | None = None,
         own_lease: Callable[[], UUID | None],
         on_ready: Callable[[Sequence[str]], None],
         poll_pause: Callable[[], float],
@@ -58,6 +60,7 @@ class Housekeeping:
         self._ttl_seconds = ttl_seconds
         self._max_interruptions = max_interruptions
         self._retention = retention
+        self._aging_seconds = aging_seconds
         self._own_lease = own_lease
         self._on_ready = on_ready
         self._poll_pause = poll_pause
@@ -100,7 +103,9 @@ class Housekeeping:
 
     def steps(self) -> dict[str, tuple[float, Callable[[], Awaitable[float | None]]]]:
         """Return each step with its period in seconds."""
-        return {
+        aging_seconds = self._aging_seconds
+        aging = {} if aging_seconds is None else {"age": (min(60.0, max(0.2, aging_seconds / 10)), self.age)}
+        return aging | {
             "reclaim": (self._ttl_seconds / 2, self.reclaim),
             "neighbours": (NEIGHBOUR_SECONDS, self.look_at_neighbours),
             "promote": (0.0, self.promote),
@@ -155,6 +160,11 @@ class Housekeeping:
     def promote_soon(self) -> None:
         """There is a run that may be due before the one that was next."""
         self._hurries["promote"].set()
+
+    async def age(self) -> None:
+        """Bring forward some of the runs that others with a higher priority have kept waiting for too long."""
+        if self._aging_seconds is not None:
+            await self._store.call(self._store.store.age, age_seconds=self._aging_seconds, limit=AGE_LIMIT)
 
     async def prune(self) -> None:
         """Delete final runs past their retention, in batches, with a breath in between."""

@@ -51,8 +51,8 @@ class Looks:
 
     async def poll(self) -> float:
         """Look as if wakeups had come; return in how many seconds to do so again."""
-        is_any = self._is_burst or not self._queues.serves_all  # a burst wants to know that there is nothing
-        if self._queues.serves_all:
+        is_any = self._is_burst or not self._queues.learns  # a burst wants to know that there is nothing
+        if self._queues.learns:
             names = await self._store.call(self._store.store.ready_queues)
             self._queues.add(names)
             is_any = is_any or bool(names)

@@ -19,6 +19,7 @@ from django.db import Error as DatabaseError
 from ..conf import MAX_SLOTS, DispatchSettings
 from ..executors.fence import Board, now_ns
 from ..messages import Outcome
+from ..patterns import private_queue
 from ..store.base import NewLease
 from ..store.postgres import open_store
 from ..wakeups.base import Wakeup
@@ -73,7 +74,7 @@ class Dispatcher:
         self.version = process.package_version()
         self.stats = Stats()
         self.stats.expect("lease", settings.renew_seconds)
-        self.queues = Queues(settings.queues)
+        self.queues = Queues(settings.queues, settings.queue_weights)
         self.board = Board.create(slots=2 * MAX_SLOTS + 4)
         self.trouble = Trouble()
         self.sessions = Sessions(settings)
@@ -124,7 +125,7 @@ class Dispatcher:
             self.sessions.exchanger,
             self.store,
             self.pool,
-            queues=self.queues.names,
+            queues=self.queues,
             max_interruptions=self.settings.max_interruptions,
             max_runs=self.mode.max_runs,
             on_quiet=self._on_quiet,
@@ -176,6 +177,7 @@ class Dispatcher:
             poll_pause=self.looks.pause,
             max_interruptions=self.settings.max_interruptions,
             retention=self.settings.retention,
+            aging_seconds=self.settings.priority_aging_seconds,
             own_lease=lambda: self.claims.lease_id,
             on_ready=self.looks.on_ready,
             is_listening=self._is_listening,
@@ -268,6 +270,7 @@ class Dispatcher:
 
     def _on_lease_acquired(self, lease_id: UUID) -> None:
         logger.info("Lease %s acquired.", lease_id)
+        self.queues.private = private_queue(lease_id)
         self.claims.begin(lease_id)
         self.children.fill()
 

@@ -241,8 +241,15 @@ class Store(ABC):
         """Delete up to ``limit`` runs of a final status that ended longer ago than ``age_seconds``; oldest first."""
 
     @abstractmethod
+    def age(self, *, age_seconds: float, limit: int) -> int:
+        """Give READY runs that were enqueued longer ago than ``age_seconds`` the highest priority of their queue.
+
+        Of each priority in use, ``limit`` at most; the longest waiting. Returns how many.
+        """
+
+    @abstractmethod
     def ready_queues(self) -> Sequence[str]:
-        """Return the names of the queues that have READY runs."""
+        """Return the names of the queues that have READY runs and are not paused."""
 
     @abstractmethod
     def neighbours(self, *, host: str, besides: UUID | None) -> Sequence[Neighbour]:

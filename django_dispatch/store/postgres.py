@@ -97,6 +97,9 @@ class PostgresStore(Store):
         params = {"status": status, "age": age_seconds, "limit": limit}
         return self.session.execute(statements.PRUNE, params).rowcount
 
+    def age(self, *, age_seconds: float, limit: int) -> int:
+        return self.session.execute(statements.AGE, {"age": age_seconds, "limit": limit}).rowcount
+
     def ready_queues(self) -> Sequence[str]:
         return [row[0] for row in self.session.execute(statements.READY_QUEUES)]
 

@@ -9,6 +9,10 @@ began.
 RUN = "django_dispatch_run"
 LEASE = "django_dispatch_lease"
 
+# Read once a statement, whatever the number of queues. In no join: the queues stay in their order.
+_PAUSED = """ARRAY(SELECT name FROM django_dispatch_pausedqueue
+                WHERE paused_until IS NULL OR paused_until > clock_timestamp())"""
+
 # The wakeup tells the dispatchers of the same host whom to look after.
 ACQUIRE = f"""
 WITH acquired AS (
@@ -53,7 +57,8 @@ live AS MATERIALIZED (
   WHERE id = %(lease)s AND expires_at > clock_timestamp() AND %(limit)s > 0 AND EXISTS (
     SELECT FROM unnest(%(queues)s::text[]) AS q(name)
     CROSS JOIN LATERAL (
-      SELECT FROM {RUN} WHERE status = 'READY' AND queue = q.name ORDER BY priority DESC, id LIMIT 1) AS one)
+      SELECT FROM {RUN} WHERE status = 'READY' AND queue = q.name ORDER BY priority DESC, id LIMIT 1) AS one
+    WHERE q.name <> ALL({_PAUSED}))
   FOR NO KEY UPDATE
 ), picked AS MATERIALIZED (
   SELECT p.id FROM live, unnest(%(queues)s::text[]) WITH ORDINALITY AS q(name, place)
@@ -61,6 +66,7 @@ live AS MATERIALIZED (
     SELECT id FROM {RUN}
     WHERE status = 'READY' AND queue = q.name AND task <> ALL(%(excluded)s::text[])
     ORDER BY priority DESC, id LIMIT 10000 FOR NO KEY UPDATE SKIP LOCKED) AS p
+  WHERE q.name <> ALL({_PAUSED})
   LIMIT %(limit)s
 )"""
 
@@ -205,7 +211,34 @@ WITH RECURSIVE hop AS (
   SELECT (SELECT queue FROM {RUN} WHERE status = 'READY' AND queue > hop.queue ORDER BY queue LIMIT 1)
   FROM hop WHERE hop.queue IS NOT NULL
 )
-SELECT queue FROM hop WHERE queue IS NOT NULL
+SELECT queue FROM hop WHERE queue IS NOT NULL AND queue <> ALL({_PAUSED})
+"""
+
+# Of each queue and each priority below the highest in use there, the first few that have waited too long: they come
+# before all others then, for their ids are the lowest. What is read is bounded by the priorities in use.
+AGE = f"""
+WITH RECURSIVE hop AS (
+  (SELECT queue FROM {RUN} WHERE status = 'READY' ORDER BY queue LIMIT 1)
+  UNION ALL
+  SELECT (SELECT queue FROM {RUN} WHERE status = 'READY' AND queue > hop.queue ORDER BY queue LIMIT 1)
+  FROM hop WHERE hop.queue IS NOT NULL
+), level AS (
+  SELECT hop.queue, highest.priority, highest.priority AS top FROM hop CROSS JOIN LATERAL (
+    SELECT priority FROM {RUN} WHERE status = 'READY' AND queue = hop.queue ORDER BY priority DESC LIMIT 1) AS highest
+  UNION ALL
+  SELECT level.queue, below.priority, level.top FROM level CROSS JOIN LATERAL (
+    SELECT priority FROM {RUN} WHERE status = 'READY' AND queue = level.queue AND priority < level.priority
+    ORDER BY priority DESC LIMIT 1) AS below
+), aged AS MATERIALIZED (
+  SELECT r.id, level.top FROM level CROSS JOIN LATERAL (
+    SELECT id, enqueued_at FROM {RUN} WHERE status = 'READY' AND queue = level.queue AND priority = level.priority
+    ORDER BY id LIMIT %(limit)s) AS first
+  JOIN {RUN} AS r ON r.id = first.id AND r.status = 'READY'
+  WHERE level.priority < level.top
+    AND first.enqueued_at < (SELECT clock_timestamp() - %(age)s * interval '1 second')
+  FOR NO KEY UPDATE OF r SKIP LOCKED
+)
+UPDATE {RUN} AS r SET priority = aged.top FROM aged WHERE r.id = aged.id
 """
 
 NEIGHBOURS = f"SELECT id, node, process FROM {LEASE} WHERE host = %(host)s AND id IS DISTINCT FROM %(besides)s"

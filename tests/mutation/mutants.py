@@ -60,6 +60,9 @@ _PLANS = _store("postgres_plans")
 _ORDER = _store("postgres_limit", "test_promote_and_prune_take_the_longest_due_without_an_index_that_says_so")
 _ANY_ORDER = _store("any_order")
 _IDLE = _store("postgres_races", "test_an_idle_look_writes_nothing")
+_PAUSES = _store("queues", "TestPause")
+_AGES = _store("queues", "TestAging")
+_IDLE_PAUSED = _store("queues", "test_a_look_at_a_paused_queue_writes_nothing")
 _STEERING = ("tests/test_steering.py",)
 _FENCE_TESTS = ("tests/test_fence.py",)
 _KEEPER = ("tests/test_lease_keeper.py",)
@@ -123,10 +126,26 @@ _OF_STATEMENTS = (
     ("ORDER BY priority DESC, id LIMIT 10000", "ORDER BY priority DESC, id DESC LIMIT 10000", _CLAIMS),
     ("LIMIT 10000 FOR NO KEY UPDATE SKIP LOCKED", "LIMIT 10000 FOR NO KEY UPDATE", _AT_ONCE),
     ("LIMIT 10000 FOR NO KEY UPDATE SKIP LOCKED", "LIMIT 10000", _AT_ONCE),
-    ("AS p\n  LIMIT %(limit)s", "AS p", _CLAIMS),
+    ("ALL({_PAUSED})\n  LIMIT %(limit)s", "ALL({_PAUSED})", _CLAIMS),
     ("epoch = r.epoch + 1", "epoch = r.epoch", _CLAIMS),
     ("attempt = r.attempt + 1", "attempt = r.attempt", _CLAIMS),
     ("THEN 'fail' ELSE r.on_lost END", "THEN r.on_lost ELSE r.on_lost END", _CLAIMS),
+    ("\n  WHERE q.name <> ALL({_PAUSED})\n  LIMIT", "\n  LIMIT", _PAUSES),
+    ("AS one\n    WHERE q.name <> ALL({_PAUSED}))", "AS one)", _IDLE_PAUSED),
+    ("WHERE paused_until IS NULL OR paused_until > clock_timestamp()", "WHERE paused_until IS NULL", _PAUSES),
+    ("WHERE paused_until IS NULL OR paused_until > clock_timestamp()", "WHERE true", _PAUSES),
+    ("WHERE paused_until IS NULL OR paused_until > clock_timestamp()", "WHERE paused_until > clock_timestamp()",
+     _PAUSES),
+    (" AND queue <> ALL({_PAUSED})\n\"\"\"", "\n\"\"\"", _PAUSES),
+    # age
+    ("AND priority < level.priority\n", "\n", _AGES),
+    ("WHERE level.priority < level.top\n    AND first", "WHERE first", _AGES),
+    ("AND first.enqueued_at < (SELECT clock_timestamp() - %(age)s * interval '1 second')", "", _AGES),
+    ("ORDER BY id LIMIT %(limit)s) AS first", "ORDER BY id) AS first", _AGES),
+    ("JOIN {RUN} AS r ON r.id = first.id AND r.status = 'READY'\n  WHERE level.priority < level.top\n    AND first.enq"
+     "ueued_at < (SELECT clock_timestamp() - %(age)s * interval '1 second')\n  FOR NO KEY UPDATE OF r SKIP LOCKED",
+     "JOIN {RUN} AS r ON r.id = first.id AND r.status = 'READY'\n  WHERE level.priority < level.top\n    AND first.enq"
+     "ueued_at < (SELECT clock_timestamp() - %(age)s * interval '1 second')\n  FOR NO KEY UPDATE OF r", _AGES),
     # finish
     (_OURS, _NO_EPOCH, _SETTLEMENTS),
     (_OURS, _NO_LEASE, _SETTLEMENTS),

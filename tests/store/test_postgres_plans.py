@@ -208,6 +208,7 @@ VERBS: dict[str, tuple[set[str], Callable[[PostgresStore], object], object]] = {
         lambda store: 0 < store.prune(status="SUCCESSFUL", age_seconds=499_000.0, limit=5_000) < 5_000,
         True,
     ),
+    "age": ({CLAIM, KEY}, lambda store: store.age(age_seconds=0.0, limit=2), 2 * 27 * 10),
     "ready queues": ({CLAIM}, lambda store: len(store.ready_queues()), 27),
     "neighbours": (set(), lambda store: len(store.neighbours(host="here", besides=LIVE)), 1),
 }
