@@ -15,10 +15,16 @@ CANCELLED      somebody cancelled it                                       final
 =============  ==========================================================  =========================================
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
+
+if TYPE_CHECKING:
+    from .explain import Explanation
 
 
 class Status(models.TextChoices):
@@ -173,6 +179,12 @@ class Run(models.Model):
     def is_final(self) -> bool:
         """Whether the run has ended for good."""
         return self.status in FINAL
+
+    def explain(self) -> "Explanation":
+        """Return why the run is not running, or what it does. See ``explain.explain()``."""
+        # By name: models know nothing of what is above them.
+        explanation: Explanation = import_module("django_dispatch.explain").explain(self)
+        return explanation
 
 
 class PausedQueue(models.Model):

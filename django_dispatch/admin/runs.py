@@ -13,7 +13,7 @@ from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
@@ -30,6 +30,7 @@ from django_dispatch.admin.changelist import (
     TaskFilter,
 )
 from django_dispatch.exceptions import InvalidOption
+from django_dispatch.explain import explain
 from django_dispatch.models import FINAL, Run
 
 LARGEST_ID = 2**63 - 1
@@ -56,7 +57,7 @@ class RunAdmin(RunModelAdmin):
     paginator = BoundedPaginator
     actions = ("cancel", "run_again")
     fieldsets = (
-        (None, {"fields": ("task", ("status_", "attempts", "duration"), ("queue", "priority", "lease_"), "progress_")}),
+        (None, {"fields": ("task", ("status_", "attempts", "duration"), ("queue", "priority", "lease_"), "explanation", "progress_")}),
         (_("Arguments"), {"fields": ("args_", "kwargs_")}),
         (_("Outcome"), {"fields": ("result_", "errors_")}),
         (_("Times"), {"fields": ("enqueued", "due", "started", "finished", "cancel_requested")}),
@@ -250,6 +251,10 @@ class RunAdmin(RunModelAdmin):
     @admin.display(description=_("progress"))
     def progress_(self, run: Run) -> SafeString | str:
         return display.progress_bar(run.progress)
+
+    @admin.display(description=_("why"))
+    def explanation(self, run: Run) -> SafeString:
+        return format_html_join("", "<div>{}</div>", ((cause.text,) for cause in explain(run).causes))
 
     @admin.display(description=_("args"))
     def args_(self, run: Run) -> SafeString:

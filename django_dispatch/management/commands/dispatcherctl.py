@@ -13,7 +13,7 @@ from ... import checks, conf
 from ...control import Replies, ask
 from ...control.client import TIMEOUT_SECONDS
 from ...exceptions import ControlError
-from .. import output, queue_commands, streams
+from .. import database_commands, output, streams
 
 LOOK_SECONDS = 0.1
 ENDS = {"SUCCESSFUL": 0, "FAILED": 1, "CANCELLED": 1}
@@ -50,7 +50,7 @@ class Command(BaseCommand):
             _add_common(one)
             return one
 
-        queue_commands.add_to(lambda name, text: commands.add_parser(name, help=text, description=text))
+        database_commands.add_to(lambda name, text: commands.add_parser(name, help=text, description=text))
         for name, text in PLAIN.items():
             add(name, text)
         running = add("running", "Show the runs that dispatchers have.")
@@ -71,8 +71,8 @@ class Command(BaseCommand):
         _add_run(add("run", "Enqueue a run of a task, through a dispatcher."))
 
     def handle(self, *, control: str, **options: Any) -> None:
-        if control in queue_commands.COMMANDS:
-            self.stdout.write(queue_commands.COMMANDS[control](options))
+        if control in database_commands.COMMANDS:
+            self.stdout.write(database_commands.COMMANDS[control](options))
             return
         command = control.replace("-", "_")
         replies = self._ask(command, _data(command, options), options)

@@ -1,6 +1,7 @@
 """The commands of dispatcherctl that ask the database alone: they work when no dispatcher lives."""
 
 import argparse
+import json
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
@@ -9,6 +10,8 @@ from django.core.management.base import CommandError
 
 from .. import steering
 from ..exceptions import InvalidOption
+from ..explain import explain as explain_run
+from ..models import Run
 
 AddCommand = Callable[[str, str], argparse.ArgumentParser]
 
@@ -24,6 +27,9 @@ def add_to(add: AddCommand) -> None:
     pausing.add_argument("--by", default="", help="Who; shown to whoever asks.")
     resuming = add("resume-queue", "Have a queue claimed from again.")
     resuming.add_argument("queue", help="The name of the queue.")
+    explaining = add("explain", "Say why a run is not running, or what it does.")
+    explaining.add_argument("run", type=int, help="The id of the run.")
+    explaining.add_argument("--json", action="store_true", help="Show JSON.")
 
 
 def pause_queue(options: dict[str, Any]) -> str:
@@ -41,7 +47,22 @@ def resume_queue(options: dict[str, Any]) -> str:
     return f"Queue {queue!r} is resumed." if was_paused else f"Queue {queue!r} was not paused."
 
 
-COMMANDS: dict[str, Callable[[dict[str, Any]], str]] = {"pause-queue": pause_queue, "resume-queue": resume_queue}
+def explain(options: dict[str, Any]) -> str:
+    """Return why the run is not running, as sentences or JSON."""
+    try:
+        explanation = explain_run(options["run"])
+    except Run.DoesNotExist:
+        raise CommandError(f"Run {options['run']} does not exist: it was never enqueued, or is pruned.") from None
+    if options["json"]:
+        return json.dumps(explanation.as_document(), indent=2, ensure_ascii=False)
+    return f"Run {explanation.run_id} ({explanation.task}) is {explanation.status}.\n{explanation}"
+
+
+COMMANDS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "pause-queue": pause_queue,
+    "resume-queue": resume_queue,
+    "explain": explain,
+}
 
 
 def _refusing(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
