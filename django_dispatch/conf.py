@@ -82,7 +82,7 @@ def _queues(value: Any) -> tuple[str, ...] | None:
     if value is None:
         return None
     if not isinstance(value, list | tuple) or not value:
-        raise _Invalid("must be None for all queues, or a list that is not empty, of names, patterns (mail*) and excludes (-mail.slow)")
+        raise _Invalid("must be None, or a list of at least one name, pattern (mail*) or exclude (-mail.slow)")
     for queue in value:
         try:
             _text(queue, maximum=MAX_QUEUE_LENGTH)

@@ -1,7 +1,7 @@
 """Record runs in the caller's transaction, and wake dispatchers once it has committed; in the caller's process."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cache
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MAX_QUEUE_LENGTH = 100
 MAX_ATTEMPTS = 32_767
+Retention = Mapping[str, float | None]
 MAX_DURATION = timedelta(days=36_525)
 # What every run is at first, and what is not null in it.
 AT_FIRST = {"epoch": 0, "attempt": 0, "failures": 0, "interruptions": 0, "source": "app"}
@@ -121,6 +122,28 @@ def check_max_attempts(value: object) -> int:
     return value
 
 
+def check_retention(value: object) -> Retention | None:
+    """Return for how many seconds runs of each status are kept, None meaning for ever; None: as RETENTION says.
+
+    A status that is left out stays so: see retention_document(). Raises InvalidOption.
+    """
+    if value is None:
+        return None
+    ages = value if isinstance(value, Mapping) else dict.fromkeys(conf.FINAL_STATUSES, value)
+    if not ages or not set(ages) <= set(conf.FINAL_STATUSES):
+        statuses = ", ".join(conf.FINAL_STATUSES)
+        raise InvalidOption(f"retention must be a duration, or a dict from {statuses} to durations, not {value!r}.")
+    return {
+        status: None if age is None else check_duration(f"retention of {status}", age).total_seconds()
+        for status, age in ages.items()
+    }
+
+
+def retention_document(retention: Retention) -> str:
+    """Return the JSON that is written into a run; for statuses that are left out, what RETENTION says now."""
+    return json.dumps({**conf.current().retention, **retention})
+
+
 def enqueue(new: NewRun) -> "Run":
     """Record one run and return it. Never executes it.
 
@@ -199,6 +222,7 @@ def _run(using: str, new: NewRun, recorded: store.Recorded) -> "Run":
         "timeout": None if new.timeout_seconds is None else timedelta(seconds=new.timeout_seconds),
         "on_lost": new.on_lost,
         "meta": _value(new.meta),
+        "retention": None if new.retention is None else json.loads(new.retention),
         "errors": [],
     }
     names = _columns()

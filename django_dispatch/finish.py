@@ -16,6 +16,7 @@ class TaskFacts:
     timeout_seconds: float | None = None
     max_attempts: int = 1
     on_lost: str = "requeue"
+    retention: str | None = None
     priority: int = 0
     queue: str = "default"
 

@@ -38,9 +38,11 @@ from .enqueue import (
     check_options,
     check_priority,
     check_queue,
+    check_retention,
     check_timeout,
     enqueue,
     enqueue_many,
+    retention_document,
 )
 from .exceptions import InvalidArguments, InvalidOption, InvalidTask, UnknownTask
 from .store.base import NewRun
@@ -55,6 +57,7 @@ P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 
 OnLost = Literal["requeue", "fail"]
+RetentionOption = timedelta | float | Mapping[str, timedelta | float | None] | None
 MAX_PATH_LENGTH = 255
 AS_THE_TASK_SAYS = Options()
 
@@ -83,6 +86,7 @@ class Task(Generic[P, R_co]):
         max_attempts: int = 1,
         bind: bool = False,
         on_lost: OnLost = "requeue",
+        retention: RetentionOption = None,
     ) -> None:
         self.path = _path_of(function)
         body = _body_of(self.path, function)
@@ -94,6 +98,7 @@ class Task(Generic[P, R_co]):
             self.priority = check_priority(priority)
             self.timeout = None if timeout is None else check_timeout(timeout)
             self.max_attempts = check_max_attempts(max_attempts)
+            self.retention = check_retention(retention)
         except InvalidOption as error:
             raise InvalidTask(f"Task {self.path!r}: {error}") from None
         if on_lost not in get_args(OnLost):
@@ -167,6 +172,11 @@ class Task(Generic[P, R_co]):
         """See delay_many()."""
         return await sync_to_async(self.delay_many, thread_sensitive=True)(calls, **options)
 
+    @property
+    def retention_text(self) -> str | None:
+        """What is written into its runs about how long they are kept; None: as ``RETENTION`` says when they go."""
+        return None if self.retention is None else retention_document(self.retention)
+
     def _new_run(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: Options) -> NewRun:
         args_json, kwargs_json = encode(self.path, self.signature, args, kwargs)
         return NewRun(
@@ -180,6 +190,7 @@ class Task(Generic[P, R_co]):
             max_attempts=options.max_attempts,
             timeout_seconds=options.timeout_seconds,
             on_lost=self.on_lost,
+            retention=self.retention_text,
         )
 
     def _new_run_of_call(self, index: int, call: object, options: Options) -> NewRun:
@@ -238,6 +249,7 @@ def task(
     timeout: timedelta | float | None = ...,
     max_attempts: int = ...,
     on_lost: OnLost = ...,
+    retention: RetentionOption = ...,
 ) -> _BindingDecorator: ...
 @overload
 def task(
@@ -248,13 +260,15 @@ def task(
     timeout: timedelta | float | None = ...,
     max_attempts: int = ...,
     on_lost: OnLost = ...,
+    retention: RetentionOption = ...,
 ) -> _Decorator: ...
 def task(function: Any = None, /, **options: Any) -> Any:
     """Make a function, a coroutine function or a class with ``run`` a task; bare, or with options.
 
     ``queue`` is a name, or a function of the call's arguments that returns one; ``priority`` goes from -100 to 100,
     higher first; ``timeout`` is a timedelta or seconds; ``max_attempts`` counts the first attempt too; ``bind`` puts
-    a TaskContext before the arguments; ``on_lost="fail"`` never repeats a body whose end nobody saw. Raises
+    a TaskContext before the arguments; ``on_lost="fail"`` never repeats a body whose end nobody saw; ``retention``
+    says how long ended runs are kept: a timedelta or seconds, or these by status, None meaning for ever. Raises
     InvalidTask. Type checkers that ignore what a class decorator returns, as mypy does, want ``report = task(Report)``.
     """
     if function is None:

@@ -292,6 +292,8 @@ def test_public_names() -> None:
         "UnknownTask",
         "cancel",
         "cancel_many",
+        "pause_queue",
+        "resume_queue",
         "run_again",
         "task",
     ]

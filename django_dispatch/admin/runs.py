@@ -57,7 +57,18 @@ class RunAdmin(RunModelAdmin):
     paginator = BoundedPaginator
     actions = ("cancel", "run_again")
     fieldsets = (
-        (None, {"fields": ("task", ("status_", "attempts", "duration"), ("queue", "priority", "lease_"), "explanation", "progress_")}),
+        (
+            None,
+            {
+                "fields": (
+                    "task",
+                    ("status_", "attempts", "duration"),
+                    ("queue", "priority", "lease_"),
+                    "explanation",
+                    "progress_",
+                )
+            },
+        ),
         (_("Arguments"), {"fields": ("args_", "kwargs_")}),
         (_("Outcome"), {"fields": ("result_", "errors_")}),
         (_("Times"), {"fields": ("enqueued", "due", "started", "finished", "cancel_requested")}),

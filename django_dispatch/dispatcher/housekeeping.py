@@ -11,6 +11,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from uuid import UUID
 
 from django.db import Error as DatabaseError
@@ -168,14 +169,17 @@ class Housekeeping:
 
     async def prune(self) -> None:
         """Delete final runs past their retention, in batches, with a breath in between."""
+        store = self._store.store
+        await self._in_batches(partial(store.prune_own, limit=PRUNE_LIMIT))
         for status, age_seconds in self._retention.items():
-            while age_seconds is not None:
-                deleted = await self._store.call(
-                    self._store.store.prune, status=status, age_seconds=age_seconds, limit=PRUNE_LIMIT
-                )
-                if deleted < PRUNE_LIMIT:
-                    break
-                await asyncio.sleep(0.05)
+            if age_seconds is not None:
+                await self._in_batches(partial(store.prune, status=status, age_seconds=age_seconds, limit=PRUNE_LIMIT))
+
+    async def _in_batches(self, prune: Callable[[], int]) -> None:
+        while True:
+            if await self._store.call(prune) < PRUNE_LIMIT:
+                return
+            await asyncio.sleep(0.05)
 
     async def _announce(self, queues: Sequence[str]) -> None:
         """Wake ourselves, and the others too: there may be more than we have room for."""

@@ -136,7 +136,9 @@ class Pool:
     def _refuse(self, run: ClaimedRun, lease: bytes, now: float) -> None:
         """There is no such task here: whoever deploys it may be about to."""
         flight = Flight(run, (run.id, run.epoch), TaskFacts(Kind.SYNC), lease, now)
-        text = error_document("unknown_task", f"This dispatcher has no task {run.task!r}.", attempt=run.attempt)
+        message = f"This dispatcher has no task {run.task!r}."
+        node = self._settings.node
+        text = error_document("unknown_task", message, attempt=run.attempt, executor=node)
         self._on_outcome(flight, Outcome(*flight.token, Verdict.UNKNOWN_TASK, text=text))
 
     def _assign(self, flight: Flight) -> bool:

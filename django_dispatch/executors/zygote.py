@@ -289,6 +289,7 @@ def task_facts() -> dict[str, dict[str, Any]]:
             "timeout_seconds": task.timeout.total_seconds() if task.timeout else None,
             "max_attempts": task.max_attempts,
             "on_lost": task.on_lost,
+            "retention": task.retention_text,
             "priority": task.priority,
             "queue": task.queue if isinstance(task.queue, str) else "default",
         }

@@ -14,7 +14,9 @@ from uuid import UUID
 
 
 class NewRun(NamedTuple):
-    """A run to be recorded. ``args``, ``kwargs`` and ``meta`` are JSON texts; a None leaves it to the database or task.
+    """A run to be recorded. ``args``, ``kwargs``, ``meta`` and ``retention`` are JSON texts.
+
+    A None leaves it to the database or the task.
 
     ``delay_seconds`` counts from now by the database's clock; at most one of it and ``run_after`` is given.
     """
@@ -30,6 +32,7 @@ class NewRun(NamedTuple):
     timeout_seconds: float | None = None
     on_lost: str = "requeue"
     meta: str = "{}"
+    retention: str | None = None
 
 
 class NewMessageRun(NamedTuple):
@@ -238,7 +241,14 @@ class Store(ABC):
 
     @abstractmethod
     def prune(self, *, status: str, age_seconds: float, limit: int) -> int:
-        """Delete up to ``limit`` runs of a final status that ended longer ago than ``age_seconds``; oldest first."""
+        """Delete up to ``limit`` runs of a final status that ended longer ago than ``age_seconds``; oldest first.
+
+        Those with a retention of their own are left alone. Skips what somebody else is deleting.
+        """
+
+    @abstractmethod
+    def prune_own(self, *, limit: int) -> int:
+        """Delete up to ``limit`` final runs that have a retention of their own, and are past it. See prune()."""
 
     @abstractmethod
     def age(self, *, age_seconds: float, limit: int) -> int:

@@ -94,8 +94,12 @@ class PostgresStore(Store):
         return [row[0] for row in rows if row[0] is not None], next((row[1] for row in rows if row[0] is None), None)
 
     def prune(self, *, status: str, age_seconds: float, limit: int) -> int:
-        params = {"status": status, "age": age_seconds, "limit": limit}
+        params = {"status": status, "age": age_seconds, "task": None, "limit": limit}
         return self.session.execute(statements.PRUNE, params).rowcount
+
+    def prune_own(self, *, limit: int) -> int:
+        params = {"status": None, "task": None, "limit": limit}
+        return self.session.execute(statements.PRUNE_OWN, params).rowcount
 
     def age(self, *, age_seconds: float, limit: int) -> int:
         return self.session.execute(statements.AGE, {"age": age_seconds, "limit": limit}).rowcount

@@ -33,6 +33,7 @@ COLUMNS = {
     "timeout": "make_interval(secs => %s)",
     "on_lost": "%s",
     "meta": "%s::jsonb",
+    "retention": "%s::jsonb",
 }
 DEFAULTS = {"queue": "default", "priority": 0, "kwargs": "{}", "on_lost": "requeue", "meta": "{}"}
 
@@ -64,15 +65,19 @@ new AS (
   SELECT r.*, clock.now, CASE WHEN d.due > clock.now THEN d.due END AS later
   FROM clock, ROWS FROM (jsonb_to_recordset(%s::jsonb) AS (
     task text, queue text, priority smallint, args jsonb, kwargs jsonb, run_after timestamptz,
-    delay_seconds double precision, max_attempts smallint, timeout_seconds double precision, on_lost text, meta jsonb
+    delay_seconds double precision, max_attempts smallint, timeout_seconds double precision, on_lost text, meta jsonb,
+    retention jsonb
   )) WITH ORDINALITY AS r (
-    task, queue, priority, args, kwargs, run_after, delay_seconds, max_attempts, timeout_seconds, on_lost, meta, place
+    task, queue, priority, args, kwargs, run_after, delay_seconds, max_attempts, timeout_seconds, on_lost, meta,
+    retention, place
   ), LATERAL (SELECT COALESCE(r.run_after, clock.now + make_interval(secs => r.delay_seconds)) AS due) d
 ), recorded AS (
   INSERT INTO django_dispatch_run (
-    task, queue, priority, args, kwargs, max_attempts, timeout, on_lost, meta, source, enqueued_at, status, run_after)
+    task, queue, priority, args, kwargs, max_attempts, timeout, on_lost, meta, retention, source, enqueued_at, status,
+    run_after)
   SELECT task, queue, priority, args, COALESCE(kwargs, '{}'), max_attempts, make_interval(secs => timeout_seconds),
-    on_lost, COALESCE(meta, '{}'), 'app', now, CASE WHEN later IS NULL THEN 'READY' ELSE 'SCHEDULED' END, later
+    on_lost, COALESCE(meta, '{}'), retention, 'app', now,
+    CASE WHEN later IS NULL THEN 'READY' ELSE 'SCHEDULED' END, later
   FROM new ORDER BY place
   RETURNING id, run_after
 )
@@ -103,8 +108,9 @@ UNION ALL SELECT id, 'already final', NULL FROM target WHERE status IN ('SUCCESS
 
 RERUN = """
 INSERT INTO django_dispatch_run (
-  task, queue, priority, args, kwargs, max_attempts, timeout, on_lost, meta, source)
-SELECT task, queue, priority, args, kwargs, max_attempts, timeout, on_lost, jsonb_build_object('rerun_of', id), 'app'
+  task, queue, priority, args, kwargs, max_attempts, timeout, on_lost, meta, retention, source)
+SELECT task, queue, priority, args, kwargs, max_attempts, timeout, on_lost, jsonb_build_object('rerun_of', id),
+  retention, 'app'
 FROM django_dispatch_run WHERE id = %s AND status IN ('SUCCESSFUL', 'FAILED', 'CANCELLED')
 RETURNING *
 """
@@ -179,6 +185,7 @@ def _values(new: NewRun) -> dict[str, Any]:
         "timeout": new.timeout_seconds,
         "on_lost": new.on_lost,
         "meta": new.meta,
+        "retention": new.retention,
     }
     return {column: value for column, value in values.items() if value != DEFAULTS.get(column)}
 
@@ -209,11 +216,13 @@ def _chunks(news: Iterable[NewRun]) -> Iterator[str]:
 
 def document(new: NewRun) -> str:
     """Return the run as a JSON object, with the texts that are JSON already put in as they are."""
-    task, args, kwargs, *options, meta = new
+    task, args, kwargs, *options, meta, retention = new
     beginning = _beginning(task, *options)
     rest = "" if kwargs == "{}" else f', "kwargs": {kwargs}'
     if meta != "{}":
         rest += f', "meta": {meta}'
+    if retention is not None:
+        rest += f', "retention": {retention}'
     return f'{beginning}, "args": {args}{rest}}}'
 
 

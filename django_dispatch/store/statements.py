@@ -193,15 +193,44 @@ SELECT NULL, extract(epoch FROM (
 ) - clock_timestamp())::float8
 """
 
+_OF_TASK = "(%(task)s::text IS NULL OR task = %(task)s)"
+_OLD = f"""
+  WHERE finished_at < (SELECT clock_timestamp() - %(age)s * interval '1 second')
+    AND status = %(status)s AND retention IS NULL AND {_OF_TASK}"""
 PRUNE = f"""
 WITH old AS MATERIALIZED (
-  SELECT id FROM {RUN}
-  WHERE finished_at < (SELECT clock_timestamp() - %(age)s * interval '1 second')
-    AND status = %(status)s
+  SELECT id FROM {RUN} {_OLD}
   ORDER BY finished_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 )
 DELETE FROM {RUN} WHERE id = ANY(ARRAY(SELECT id FROM old))
 """
+COUNT_OLD = f"SELECT count(*) FROM {RUN} {_OLD}"
+
+# Those that have a retention of their own, as the index has it; or, for whoever names an age, regardless of it.
+_GOES_AT = "(finished_at AT TIME ZONE 'UTC') + make_interval(secs => (retention ->> status)::float8)"
+_OLD_OWN = f"""
+  WHERE finished_at IS NOT NULL AND retention IS NOT NULL
+    AND {_GOES_AT} < (SELECT clock_timestamp() AT TIME ZONE 'UTC')
+    AND (%(status)s::text IS NULL OR status = %(status)s) AND {_OF_TASK}"""
+_OLD_REGARDLESS = f"""
+  WHERE finished_at IS NOT NULL AND retention IS NOT NULL
+    AND finished_at < (SELECT clock_timestamp() - %(age)s * interval '1 second') AND status = %(status)s
+    AND {_OF_TASK}"""
+PRUNE_OWN = f"""
+WITH old AS MATERIALIZED (
+  SELECT id FROM {RUN} {_OLD_OWN}
+  ORDER BY {_GOES_AT} LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+)
+DELETE FROM {RUN} WHERE id = ANY(ARRAY(SELECT id FROM old))
+"""
+PRUNE_REGARDLESS = f"""
+WITH old AS MATERIALIZED (
+  SELECT id FROM {RUN} {_OLD_REGARDLESS} LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+)
+DELETE FROM {RUN} WHERE id = ANY(ARRAY(SELECT id FROM old))
+"""
+COUNT_OLD_OWN = f"SELECT count(*) FROM {RUN} {_OLD_OWN}"
+COUNT_OLD_REGARDLESS = f"SELECT count(*) FROM {RUN} {_OLD_REGARDLESS}"
 
 # Hops from each queue name to the next through the claim index, whatever the backlog.
 READY_QUEUES = f"""
@@ -255,12 +284,12 @@ new AS (
   SELECT m.*, clock.now + make_interval(secs => m.delay_seconds) AS later
   FROM clock, jsonb_to_recordset(%(messages)s::jsonb) AS m(
     uuid text, unique_key text, task text, queue text, priority smallint, args jsonb, kwargs jsonb,
-    delay_seconds float8, timeout_seconds float8, on_lost text)
+    delay_seconds float8, timeout_seconds float8, on_lost text, retention jsonb)
 )
 INSERT INTO {RUN} (
-  uuid, unique_key, task, queue, priority, args, kwargs, timeout, on_lost, source, status, run_after)
+  uuid, unique_key, task, queue, priority, args, kwargs, timeout, on_lost, retention, source, status, run_after)
 SELECT uuid, unique_key, task, queue, priority, args, COALESCE(kwargs, '{{}}'), make_interval(secs => timeout_seconds),
-  on_lost, 'notify', CASE WHEN later IS NULL THEN 'READY' ELSE 'SCHEDULED' END, later
+  on_lost, retention, 'notify', CASE WHEN later IS NULL THEN 'READY' ELSE 'SCHEDULED' END, later
 FROM new ORDER BY uuid
 ON CONFLICT DO NOTHING
 RETURNING id, uuid, queue, status, true

@@ -61,6 +61,7 @@ def test_runs_of_unknown_tasks_are_held_then_failed_and_nobody_else_is_hurt(
             assert (run.attempt, run.failures) == (0, 0)
             assert [error["kind"] for error in run.errors] == ["unknown_task"] * number
             assert run.run_after
+            assert (run.errors[-1]["executor"], run.explain().causes[0].kind) == ("a", "unknown_task")
         Run.objects.filter(status="SCHEDULED").update(run_after="2000-01-01T00:00Z")
     for run in wait_until_final(*bad):
         assert (run.status, run.attempt, len(run.errors)) == ("FAILED", 0, 3)

@@ -62,6 +62,7 @@ _ANY_ORDER = _store("any_order")
 _IDLE = _store("postgres_races", "test_an_idle_look_writes_nothing")
 _PAUSES = _store("queues", "TestPause")
 _AGES = _store("queues", "TestAging")
+_PRUNES = _store("pruning")
 _IDLE_PAUSED = _store("queues", "test_a_look_at_a_paused_queue_writes_nothing")
 _STEERING = ("tests/test_steering.py",)
 _FENCE_TESTS = ("tests/test_fence.py",)
@@ -199,9 +200,14 @@ _OF_STATEMENTS = (
     ("ORDER BY run_after LIMIT %(limit)s FOR", "ORDER BY run_after FOR", _HOUSEKEEPING),
     ("run_after LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED", "run_after LIMIT %(limit)s FOR NO KEY UPDATE", _SWEEPS),
     (_OLD, "WHERE finished_at IS NOT NULL", _HOUSEKEEPING),
+    ("AND status = %(status)s AND retention IS NULL AND", "AND status = %(status)s AND", _PRUNES),
+    ("\n    AND {_GOES_AT} < (SELECT clock_timestamp() AT TIME ZONE 'UTC')", "", _PRUNES),
+    ("ORDER BY {_GOES_AT} LIMIT %(limit)s", "LIMIT %(limit)s", _PRUNES),
+    ("ORDER BY {_GOES_AT} LIMIT %(limit)s FOR UPDATE SKIP LOCKED", "ORDER BY {_GOES_AT} LIMIT %(limit)s FOR UPDATE",
+     _PRUNES),
     (_OLD, _OLD.replace("clock_timestamp()", "now()"), _CLOCK),
     (_OLD, _OLD.replace("(SELECT ", "").replace("')", "'"), _PLANS),
-    ("\n    AND status = %(status)s", "", _HOUSEKEEPING),
+    ("\n    AND status = %(status)s AND retention", "\n    AND retention", _HOUSEKEEPING),
     ("ORDER BY finished_at LIMIT %(limit)s", "LIMIT %(limit)s", _ORDER),
     ("ORDER BY finished_at LIMIT %(limit)s", "ORDER BY finished_at", _HOUSEKEEPING),
     ("finished_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED", "finished_at LIMIT %(limit)s FOR UPDATE", _SWEEPS),

@@ -53,6 +53,19 @@ def scheduled(count: int) -> str:
     """
 
 
+KEPT = 20_000
+
+
+def kept(count: int) -> str:
+    """Runs that ended within six days, and have a retention of their own: for ever, or a day."""
+    return f"""
+    INSERT INTO django_dispatch_run (task, source, status, queue, finished_at, retention)
+    SELECT 'shop.add', 'app', 'SUCCESSFUL', 'bulk', now() - (n * 7919 % {count}) * interval '500000 seconds' / {count},
+           CASE WHEN n % 2 = 0 THEN '{{"SUCCESSFUL": 86400.0}}'::jsonb ELSE '{{"SUCCESSFUL": null}}' END
+    FROM generate_series(1::bigint, {count}) AS n
+    """
+
+
 def finished(count: int) -> str:
     """Runs that ended within six days."""
     return f"""
@@ -134,7 +147,15 @@ def large_database(django_db_modify_db_settings: None, django_db_blocker: Any) -
     """All those rows, with statistics from before the backlog came."""
     with django_db_blocker.unblock(), database_without_vacuum() as connection:
         connection.execute("ALTER TABLE django_dispatch_run DISABLE TRIGGER USER")
-        for statement in (finished(FINISHED), "ANALYZE", ready(READY), scheduled(SCHEDULED), RUNNING, LEASES):
+        for statement in (
+            finished(FINISHED),
+            kept(KEPT),
+            "ANALYZE",
+            ready(READY),
+            scheduled(SCHEDULED),
+            RUNNING,
+            LEASES,
+        ):
             connection.execute(statement.encode())
         connection.execute("ALTER TABLE django_dispatch_run ENABLE TRIGGER USER")
         yield connection
@@ -207,6 +228,11 @@ VERBS: dict[str, tuple[set[str], Callable[[PostgresStore], object], object]] = {
         {"dispatch_run_prune", KEY},
         lambda store: 0 < store.prune(status="SUCCESSFUL", age_seconds=499_000.0, limit=5_000) < 5_000,
         True,
+    ),
+    "prune what has a retention of its own": (
+        {"dispatch_run_prune_own", KEY},
+        lambda store: store.prune_own(limit=100),
+        100,
     ),
     "age": ({CLAIM, KEY}, lambda store: store.age(age_seconds=0.0, limit=2), 2 * 27 * 10),
     "ready queues": ({CLAIM}, lambda store: len(store.ready_queues()), 27),
