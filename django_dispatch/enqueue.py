@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict, TypeGuard, overload
+from uuid import UUID, uuid4
 
 from django.conf import settings
 from django.utils import timezone
@@ -13,7 +14,7 @@ from django.utils import timezone
 from . import conf
 from .arguments import is_storable
 from .exceptions import InvalidOption
-from .patterns import PRIVATE_PREFIX
+from .patterns import PRIVATE_PREFIX, private_queue, serves
 from .store import postgres_enqueue as store
 from .store.base import NewRun
 from .wakeups.base import CHANNEL, Wakeup
@@ -26,6 +27,7 @@ MAX_QUEUE_LENGTH = 100
 MAX_ATTEMPTS = 32_767
 Retention = Mapping[str, float | None]
 MAX_DURATION = timedelta(days=36_525)
+NOBODY = UUID(int=0)
 # What every run is at first, and what is not null in it.
 AT_FIRST = {"epoch": 0, "attempt": 0, "failures": 0, "interruptions": 0, "source": "app"}
 
@@ -198,6 +200,24 @@ def enqueue_many(news: Iterable[NewRun]) -> Runs:
     for wakeup in dict.fromkeys(map(_wakeup, news, runs)):
         wake_after_commit(using, wakeup)
     return Runs(using, news, runs)
+
+
+def broadcast(news: Iterable[NewRun]) -> "list[Run]":
+    """Record a run for each live dispatcher that serves its queue; return the first of each, in the order given.
+
+    All or none. A run that finds no dispatcher is recorded all the same, for one that there never was: it is cancelled
+    as one whose dispatcher is gone.
+    """
+    dispatchers = store.active_dispatchers(conf.current().database)
+    copies: list[NewRun] = []
+    firsts: list[int] = []
+    for new in news:
+        firsts.append(len(copies))
+        targets = [lease_id for lease_id, patterns in dispatchers if serves(patterns, new.queue)] or [NOBODY]
+        meta = json.dumps({**json.loads(new.meta), "broadcast": str(uuid4())})
+        copies += [new._replace(queue=private_queue(lease_id), meta=meta) for lease_id in targets]
+    runs = enqueue_many(copies)
+    return [runs[place] for place in firsts]
 
 
 def _wakeup(new: NewRun, recorded: store.Recorded) -> Wakeup:

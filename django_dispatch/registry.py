@@ -34,6 +34,7 @@ from .enqueue import (
     Call,
     EnqueueOptions,
     Options,
+    broadcast,
     check_max_attempts,
     check_options,
     check_priority,
@@ -87,11 +88,13 @@ class Task(Generic[P, R_co]):
         bind: bool = False,
         on_lost: OnLost = "requeue",
         retention: RetentionOption = None,
+        broadcast: bool = False,
     ) -> None:
         self.path = _path_of(function)
         body = _body_of(self.path, function)
         self.is_async = iscoroutinefunction(body)
         self.bind = bind
+        self.broadcast = broadcast
         self.signature = self.__signature__ = _signature_of(self.path, function, bind=bind)
         try:
             self.queue = queue if callable(queue) else check_queue(queue)
@@ -124,7 +127,7 @@ class Task(Generic[P, R_co]):
 
         Raises InvalidArguments if they do not fit the signature or are not JSON.
         """
-        return enqueue(self._new_run(args, kwargs, AS_THE_TASK_SAYS))
+        return self._enqueue(self._new_run(args, kwargs, AS_THE_TASK_SAYS))
 
     def apply_async(
         self,
@@ -136,7 +139,7 @@ class Task(Generic[P, R_co]):
 
         Raises InvalidArguments or InvalidOption.
         """
-        return enqueue(self._new_run(args, kwargs or {}, check_options(**options)))
+        return self._enqueue(self._new_run(args, kwargs or {}, check_options(**options)))
 
     def delay_many(
         self,
@@ -149,7 +152,8 @@ class Task(Generic[P, R_co]):
         names the index. The options are those of apply_async(), the same for every run.
         """
         checked = check_options(**options)
-        return enqueue_many([self._new_run_of_call(index, call, checked) for index, call in enumerate(calls)])
+        news = [self._new_run_of_call(index, call, checked) for index, call in enumerate(calls)]
+        return broadcast(news) if self.broadcast else enqueue_many(news)
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> "Run":
         """See delay()."""
@@ -171,6 +175,9 @@ class Task(Generic[P, R_co]):
     ) -> "Sequence[Run]":
         """See delay_many()."""
         return await sync_to_async(self.delay_many, thread_sensitive=True)(calls, **options)
+
+    def _enqueue(self, new: NewRun) -> "Run":
+        return broadcast([new])[0] if self.broadcast else enqueue(new)
 
     @property
     def retention_text(self) -> str | None:
@@ -250,6 +257,7 @@ def task(
     max_attempts: int = ...,
     on_lost: OnLost = ...,
     retention: RetentionOption = ...,
+    broadcast: bool = ...,
 ) -> _BindingDecorator: ...
 @overload
 def task(
@@ -261,6 +269,7 @@ def task(
     max_attempts: int = ...,
     on_lost: OnLost = ...,
     retention: RetentionOption = ...,
+    broadcast: bool = ...,
 ) -> _Decorator: ...
 def task(function: Any = None, /, **options: Any) -> Any:
     """Make a function, a coroutine function or a class with ``run`` a task; bare, or with options.
@@ -268,8 +277,9 @@ def task(function: Any = None, /, **options: Any) -> Any:
     ``queue`` is a name, or a function of the call's arguments that returns one; ``priority`` goes from -100 to 100,
     higher first; ``timeout`` is a timedelta or seconds; ``max_attempts`` counts the first attempt too; ``bind`` puts
     a TaskContext before the arguments; ``on_lost="fail"`` never repeats a body whose end nobody saw; ``retention``
-    says how long ended runs are kept: a timedelta or seconds, or these by status, None meaning for ever. Raises
-    InvalidTask. Type checkers that ignore what a class decorator returns, as mypy does, want ``report = task(Report)``.
+    says how long ended runs are kept: a timedelta or seconds, or these by status, None meaning for ever;
+    ``broadcast`` makes each enqueue one run for every live dispatcher that serves the queue. Raises InvalidTask. Type
+    checkers that ignore what a class decorator returns, as mypy does, want ``report = task(Report)``.
     """
     if function is None:
         return lambda decorated: _register(Task(decorated, **options))

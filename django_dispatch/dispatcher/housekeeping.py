@@ -132,6 +132,10 @@ class Housekeeping:
         self.learn_neighbours()  # whom no wakeup announced
         self.promote_soon()
         await self._announce([run.queue for run in reclaimed if run.status == "READY"])
+        if unreachable := await self._store.call(self._store.store.cancel_unreachable):
+            logger.warning(
+                "%s runs are cancelled: each was for one dispatcher alone, which lives no more.", unreachable
+            )
 
     def learn_neighbours(self) -> None:
         """Ask with the next look who has a lease on this host: somebody may be new there, and dead already."""

@@ -236,6 +236,10 @@ class Store(ABC):
         """
 
     @abstractmethod
+    def cancel_unreachable(self) -> int:
+        """Cancel READY runs in the private queue of a lease that does not exist; return how many. Waits for nobody."""
+
+    @abstractmethod
     def promote(self, *, limit: int) -> tuple[Sequence[str], float | None]:
         """Make due SCHEDULED runs READY. Returns their queues and the seconds until the next one is due, if any."""
 

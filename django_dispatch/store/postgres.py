@@ -89,6 +89,9 @@ class PostgresStore(Store):
         }
         return [Reclaimed(*row) for row in self.session.execute(statements.RECLAIM, params)]
 
+    def cancel_unreachable(self) -> int:
+        return self.session.execute(statements.CANCEL_UNREACHABLE, {}).rowcount
+
     def promote(self, *, limit: int) -> tuple[Sequence[str], float | None]:
         rows = self.session.execute(statements.PROMOTE, {"limit": limit}).fetchall()
         return [row[0] for row in rows if row[0] is not None], next((row[1] for row in rows if row[0] is None), None)

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from datetime import datetime
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
 
 from django.db import DatabaseError, connections, transaction
 
@@ -116,6 +117,12 @@ RETURNING *
 """
 
 
+ACTIVE = """
+SELECT id, queues FROM django_dispatch_lease WHERE expires_at > clock_timestamp() AND state = 'ACTIVE'
+ORDER BY node, acquired_at
+"""
+
+
 class Recorded(NamedTuple):
     """What the database decided about a new run."""
 
@@ -157,6 +164,14 @@ def enqueue_many(using: str, news: Iterable[NewRun]) -> list[Recorded]:
     chunks = list(_chunks(news))
     with transaction.atomic(using=using) if len(chunks) > 1 else nullcontext():
         return [recorded for chunk in chunks for recorded in _insert_chunk(using, chunk)]
+
+
+def active_dispatchers(using: str) -> list[tuple[UUID, list[str]]]:
+    """Return the lease of each live dispatcher that claims runs, and which queues it serves."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(ACTIVE)
+        rows: list[tuple[UUID, Any]] = cursor.fetchall()
+    return [(lease_id, json.loads(queues) if isinstance(queues, str) else queues) for lease_id, queues in rows]
 
 
 def cancel(using: str, ids: Collection[int]) -> list[CancelledRun]:

@@ -175,6 +175,29 @@ WITH expired AS MATERIALIZED (
 SELECT * FROM reclaimed
 """
 
+# Runs for one dispatcher alone, whose lease is gone: nobody else is to run them. Who enqueued one had seen the lease,
+# so that a lease which the statement does not see has been deleted.
+CANCEL_UNREACHABLE = f"""
+WITH RECURSIVE hop AS (
+  (SELECT queue FROM {RUN} WHERE status = 'READY' ORDER BY queue LIMIT 1)
+  UNION ALL
+  SELECT (SELECT queue FROM {RUN} WHERE status = 'READY' AND queue > hop.queue ORDER BY queue LIMIT 1)
+  FROM hop WHERE hop.queue IS NOT NULL
+), gone AS MATERIALIZED (
+  SELECT queue FROM hop
+  WHERE starts_with(queue, 'lease:') AND NOT EXISTS (SELECT FROM {LEASE} AS l WHERE 'lease:' || l.id = hop.queue)
+), unreachable AS MATERIALIZED (
+  SELECT one.id FROM gone CROSS JOIN LATERAL (
+    SELECT id FROM {RUN} WHERE status = 'READY' AND queue = gone.queue
+    ORDER BY priority DESC, id LIMIT 1000 FOR NO KEY UPDATE SKIP LOCKED) AS one
+)
+UPDATE {RUN} AS r
+SET status = 'CANCELLED', unique_key = NULL, finished_at = clock_timestamp(),
+    errors = r.errors || jsonb_build_object('attempt', r.attempt, 'at', clock_timestamp(), 'kind', 'unreachable',
+      'message', 'It was for one dispatcher alone, which lives no more.')
+FROM unreachable WHERE r.id = unreachable.id
+"""
+
 # The clock is volatile: only as a sub-select, read once, can it say where in an index to begin and to stop. Compared
 # row by row, a look that finds less than its limit would walk through everything that is not due.
 PROMOTE = f"""

@@ -31,6 +31,15 @@ def note(ctx: TaskContext, value: Any = None) -> Any:
         return value
 
 
+@task(bind=True, broadcast=True)
+def note_everywhere(ctx: TaskContext) -> int:
+    """Return the dispatcher's pid, two generations up."""
+    with Entry(ctx):
+        parent = psutil.Process().parent()
+        assert parent
+        return parent.ppid()
+
+
 @task(bind=True)
 async def anote(ctx: TaskContext, value: Any = None) -> Any:
     with Entry(ctx):

@@ -22,6 +22,7 @@ LOOP = "django_dispatch/executors/loop.py"
 PROCESS = "django_dispatch/dispatcher/process.py"
 CHILDREN = "django_dispatch/dispatcher/children.py"
 EXCHANGES = "django_dispatch/store/exchange.py"
+QUEUES = "django_dispatch/dispatcher/queues.py"
 
 
 class Mutant(NamedTuple):
@@ -62,6 +63,8 @@ _ANY_ORDER = _store("any_order")
 _IDLE = _store("postgres_races", "test_an_idle_look_writes_nothing")
 _PAUSES = _store("queues", "TestPause")
 _AGES = _store("queues", "TestAging")
+_UNREACHABLE = ("tests/test_broadcast.py",)
+_BROADCASTS = ("tests/faults/test_broadcasts.py", *_UNREACHABLE)
 _PRUNES = _store("pruning")
 _IDLE_PAUSED = _store("queues", "test_a_look_at_a_paused_queue_writes_nothing")
 _STEERING = ("tests/test_steering.py",)
@@ -182,7 +185,7 @@ _OF_STATEMENTS = (
     ("DELETE FROM {LEASE} USING expired WHERE {LEASE}.id = expired.id",
      "DELETE FROM {LEASE} USING expired WHERE {LEASE}.id = expired.id AND false", _RECLAIMS),
     ("AND NOT EXISTS (SELECT FROM {LEASE} AS l WHERE l.id = r.lease_id)", "", _RECLAIMS),
-    ("LIMIT 1000 FOR NO KEY UPDATE SKIP LOCKED", "LIMIT 1000 FOR NO KEY UPDATE", _SWEEPS),
+    ("LIMIT 1000 FOR NO KEY UPDATE SKIP LOCKED\n", "LIMIT 1000 FOR NO KEY UPDATE\n", _SWEEPS),
     (" AND r.lease_id IS NOT DISTINCT FROM lost.lease_id", "", _SWEEPS),
     ("WHEN r.cancel_requested_at IS NOT NULL THEN 'CANCELLED'", "WHEN false THEN 'CANCELLED'", _RECLAIMS),
     ("r.on_lost = 'fail' OR ", "", _RECLAIMS),
@@ -191,6 +194,9 @@ _OF_STATEMENTS = (
     ("WHEN r.interruptions = 0 THEN 'READY' ELSE 'SCHEDULED' END", "ELSE 'READY' END", _RECLAIMS),
     ("lease_id = NULL, interruptions = r.interruptions + 1", "lease_id = NULL, interruptions = r.interruptions",
      _RECLAIMS),
+    (" AND NOT EXISTS (SELECT FROM {LEASE} AS l WHERE 'lease:' || l.id = hop.queue)", "", _BROADCASTS),
+    ("WHERE starts_with(queue, 'lease:') AND NOT", "WHERE NOT", _UNREACHABLE),
+    ("LIMIT 1000 FOR NO KEY UPDATE SKIP LOCKED) AS one", "LIMIT 1000 FOR NO KEY UPDATE) AS one", _UNREACHABLE),
     # promote, prune and the rest
     (_DUE, _DUE.replace("status = 'SCHEDULED' AND ", ""), _PLANS),  # only they have a run_after; for the index
     (_DUE, "WHERE status = 'SCHEDULED'", _HOUSEKEEPING),
@@ -244,6 +250,20 @@ _OF_ENQUEUE = (
      _CLOCK),
 )  # fmt: skip
 
+_OF_BROADCASTS = (
+    ("WHERE expires_at > clock_timestamp() AND state = 'ACTIVE'", "WHERE state = 'ACTIVE'", _UNREACHABLE),
+    ("WHERE expires_at > clock_timestamp() AND state = 'ACTIVE'", "WHERE expires_at > clock_timestamp()",
+     _UNREACHABLE),
+)  # fmt: skip
+
+_OF_THE_ORDER = (
+    ("        names.sort(key=self._time_of)\n", ""),
+    ("+ count / weight_of(name, self._weights)", "+ count"),
+    ("return max(self._now, self._times[name])", "return self._times[name]"),
+    ("self._now = max(self._now, began)", "pass"),
+    ("return names if self.private is None else [self.private, *names]", "return names"),
+    (" or name == self.private", ""),
+)
 _OF_EXCHANGES = (
     ("claimed.sort(key=lambda run: (place[run.queue], -run.priority, run.id))", "claimed.reverse()", _CLAIMS),
     ("(busy if row[2] else refused).append", "refused.append", _BUSY),
@@ -303,6 +323,7 @@ MUTANTS = (
     *(Mutant(STATEMENTS, *mutant) for mutant in _OF_STATEMENTS),
     *(Mutant(STATEMENTS, *mutant, _ANY_ORDER) for mutant in _IN_ANY_ORDER),
     *(Mutant(EXCHANGES, *mutant) for mutant in _OF_EXCHANGES),
-    *(Mutant(ENQUEUE, *mutant) for mutant in _OF_ENQUEUE),
+    *(Mutant(ENQUEUE, *mutant) for mutant in _OF_ENQUEUE + _OF_BROADCASTS),
+    *(Mutant(QUEUES, *mutant, ("tests/test_queues.py",)) for mutant in _OF_THE_ORDER),
     *(Mutant(*mutant) for mutant in _OF_THE_FENCE + _OF_THE_CLAIMS),
 )

@@ -81,6 +81,7 @@ INSERT INTO django_dispatch_run (task, source, status, lease_id, epoch, attempt,
 SELECT 'shop.add', 'app', 'RUNNING', lease, 1, 1, now(), CASE WHEN n = 1 THEN now() END
 FROM unnest(ARRAY['{LIVE}', '{EXPIRED}', '{UUID(int=3)}']::uuid[]) AS lease, generate_series(1, {HELD}) AS n
 """
+FOR_NOBODY = "INSERT INTO django_dispatch_run (task, source, queue) VALUES ('shop.add', 'app', 'lease:gone')"
 LEASES = f"""
 INSERT INTO django_dispatch_lease (id, host, expires_at)
 VALUES ('{LIVE}', 'here', 'infinity'), ('{EXPIRED}', 'here', '-infinity')
@@ -155,6 +156,7 @@ def large_database(django_db_modify_db_settings: None, django_db_blocker: Any) -
             scheduled(SCHEDULED),
             RUNNING,
             LEASES,
+            FOR_NOBODY,
         ):
             connection.execute(statement.encode())
         connection.execute("ALTER TABLE django_dispatch_run ENABLE TRIGGER USER")
@@ -234,8 +236,9 @@ VERBS: dict[str, tuple[set[str], Callable[[PostgresStore], object], object]] = {
         lambda store: store.prune_own(limit=100),
         100,
     ),
+    "cancel what is for nobody": ({CLAIM, KEY}, lambda store: store.cancel_unreachable(), 1),
     "age": ({CLAIM, KEY}, lambda store: store.age(age_seconds=0.0, limit=2), 2 * 27 * 10),
-    "ready queues": ({CLAIM}, lambda store: len(store.ready_queues()), 27),
+    "ready queues": ({CLAIM}, lambda store: len(store.ready_queues()), 28),
     "neighbours": (set(), lambda store: len(store.neighbours(host="here", besides=LIVE)), 1),
 }
 

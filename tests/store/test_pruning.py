@@ -67,7 +67,7 @@ class TestPruneOwn:
 
     def test_the_limit_takes_those_that_are_past_it_for_the_longest(self, store: Store) -> None:
         short, long = {"SUCCESSFUL": 1.0}, {"SUCCESSFUL": 90.0}
-        first, later = finished_ago(100, retention=short), finished_ago(110, retention=long)
+        later, first = finished_ago(110, retention=long), finished_ago(100, retention=short)
         assert store.prune_own(limit=1) == 1
         assert Run.objects.get().pk == later
         assert first != later
