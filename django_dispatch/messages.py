@@ -343,8 +343,8 @@ _DECODERS: dict[int, Callable[[bytes, int, int], Message]] = {
 def error_document(kind: str, message: str, **more: Any) -> str:
     """Return the JSON of one entry of ``Run.errors``; the database adds ``at``.
 
-    ``kind`` is one of exception, timeout, cancelled, shutdown, lost, result and unknown_task. Text that PostgreSQL
-    cannot hold is shown escaped.
+    ``kind`` is one of exception, timeout, cancelled, shutdown, lost, result, unknown_task and unreachable. Text
+    that PostgreSQL cannot hold is shown escaped.
     """
     document = {"kind": kind, "message": message} | more
     return storable(json.dumps(document, ensure_ascii=False))

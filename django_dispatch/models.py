@@ -191,7 +191,7 @@ class PausedQueue(models.Model):
     """A queue of which nothing is claimed; its runs wait, and bodies that run go on. Resuming it deletes the row."""
 
     name = models.CharField(_("queue"), max_length=100, primary_key=True)
-    reason = models.TextField(_("reason"), blank=True, db_default="")
+    reason = models.TextField(_("reason"), max_length=1000, blank=True, db_default="")
     paused_by = models.CharField(_("paused by"), max_length=150, blank=True, db_default="")
     paused_at = models.DateTimeField(_("paused at"), db_default=Now(), editable=False)
     # Null means: until it is resumed.

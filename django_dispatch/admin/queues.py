@@ -77,8 +77,7 @@ class PausedQueueAdmin(PausedQueueModelAdmin):
     def save_model(self, request: HttpRequest, obj: PausedQueue, form: Any, change: Any) -> None:
         """Pause the queue, in the name of who is logged in."""
         by = str(request.user.get_username())[: steering.MAX_BY_LENGTH]
-        reason = obj.reason[: steering.MAX_REASON_LENGTH]
-        steering.pause_queue(obj.name, reason=reason, until=obj.paused_until, by=by)
+        steering.pause_queue(obj.name, reason=obj.reason, until=obj.paused_until, by=by)
 
     @admin.action(description=_("Resume selected queues"), permissions=["change"])
     def resume(self, request: HttpRequest, queryset: QuerySet[PausedQueue]) -> None:

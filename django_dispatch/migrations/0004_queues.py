@@ -32,7 +32,7 @@ class Migration(migrations.Migration):
             name="PausedQueue",
             fields=[
                 ("name", models.CharField(max_length=100, primary_key=True, serialize=False, verbose_name="queue")),
-                ("reason", models.TextField(blank=True, db_default="", verbose_name="reason")),
+                ("reason", models.TextField(blank=True, db_default="", max_length=1000, verbose_name="reason")),
                 ("paused_by", models.CharField(blank=True, db_default="", max_length=150, verbose_name="paused by")),
                 (
                     "paused_at",

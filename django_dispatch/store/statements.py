@@ -281,16 +281,19 @@ WITH RECURSIVE hop AS (
   SELECT level.queue, below.priority, level.top FROM level CROSS JOIN LATERAL (
     SELECT priority FROM {RUN} WHERE status = 'READY' AND queue = level.queue AND priority < level.priority
     ORDER BY priority DESC LIMIT 1) AS below
-), aged AS MATERIALIZED (
-  SELECT r.id, level.top FROM level CROSS JOIN LATERAL (
+), waiting AS MATERIALIZED (
+  SELECT first.id, level.top FROM level CROSS JOIN LATERAL (
     SELECT id, enqueued_at FROM {RUN} WHERE status = 'READY' AND queue = level.queue AND priority = level.priority
     ORDER BY id LIMIT %(limit)s) AS first
-  JOIN {RUN} AS r ON r.id = first.id AND r.status = 'READY'
   WHERE level.priority < level.top
     AND first.enqueued_at < (SELECT clock_timestamp() - %(age)s * interval '1 second')
-  FOR NO KEY UPDATE OF r SKIP LOCKED
+  LIMIT 1000
+), aged AS MATERIALIZED (
+  SELECT id FROM {RUN} WHERE id = ANY(ARRAY(SELECT id FROM waiting)) AND status = 'READY'
+  FOR NO KEY UPDATE SKIP LOCKED
 )
-UPDATE {RUN} AS r SET priority = aged.top FROM aged WHERE r.id = aged.id
+UPDATE {RUN} AS r SET priority = (SELECT top FROM waiting WHERE waiting.id = r.id)
+WHERE r.id = ANY(ARRAY(SELECT id FROM aged))
 """
 
 NEIGHBOURS = f"SELECT id, node, process FROM {LEASE} WHERE host = %(host)s AND id IS DISTINCT FROM %(besides)s"

@@ -146,10 +146,8 @@ _OF_STATEMENTS = (
     ("WHERE level.priority < level.top\n    AND first", "WHERE first", _AGES),
     ("AND first.enqueued_at < (SELECT clock_timestamp() - %(age)s * interval '1 second')", "", _AGES),
     ("ORDER BY id LIMIT %(limit)s) AS first", "ORDER BY id) AS first", _AGES),
-    ("JOIN {RUN} AS r ON r.id = first.id AND r.status = 'READY'\n  WHERE level.priority < level.top\n    AND first.enq"
-     "ueued_at < (SELECT clock_timestamp() - %(age)s * interval '1 second')\n  FOR NO KEY UPDATE OF r SKIP LOCKED",
-     "JOIN {RUN} AS r ON r.id = first.id AND r.status = 'READY'\n  WHERE level.priority < level.top\n    AND first.enq"
-     "ueued_at < (SELECT clock_timestamp() - %(age)s * interval '1 second')\n  FOR NO KEY UPDATE OF r", _AGES),
+    ("AND status = 'READY'\n  FOR NO KEY UPDATE SKIP LOCKED\n)\nUPDATE {RUN} AS r SET priority",
+     "AND status = 'READY'\n  FOR NO KEY UPDATE\n)\nUPDATE {RUN} AS r SET priority", _AGES),
     # finish
     (_OURS, _NO_EPOCH, _SETTLEMENTS),
     (_OURS, _NO_LEASE, _SETTLEMENTS),
@@ -208,7 +206,7 @@ _OF_STATEMENTS = (
     (_OLD, "WHERE finished_at IS NOT NULL", _HOUSEKEEPING),
     ("AND status = %(status)s AND retention IS NULL AND", "AND status = %(status)s AND", _PRUNES),
     ("\n    AND {_GOES_AT} < (SELECT clock_timestamp() AT TIME ZONE 'UTC')", "", _PRUNES),
-    ("ORDER BY {_GOES_AT} LIMIT %(limit)s", "LIMIT %(limit)s", _PRUNES),
+    ("ORDER BY {_GOES_AT} LIMIT %(limit)s", "LIMIT %(limit)s", _ORDER),
     ("ORDER BY {_GOES_AT} LIMIT %(limit)s FOR UPDATE SKIP LOCKED", "ORDER BY {_GOES_AT} LIMIT %(limit)s FOR UPDATE",
      _PRUNES),
     (_OLD, _OLD.replace("clock_timestamp()", "now()"), _CLOCK),

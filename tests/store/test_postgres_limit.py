@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.db import connection
@@ -84,3 +85,7 @@ def test_promote_and_prune_take_the_longest_due_without_an_index_that_says_so(ne
     newer, _ = (add_run(status=Status.FAILED, finished_at=LONG_AGO + timedelta(days=days)) for days in (1, 0))
     assert store.prune(status="FAILED", age_seconds=60.0, limit=1) == 1
     assert set(Run.objects.filter(status=Status.FAILED).values_list("pk", flat=True)) == {newer}
+    kept: list[Any] = [{"FAILED": 90.0}, {"FAILED": 60.0}]
+    longer, _ = (add_run(status=Status.FAILED, finished_at=LONG_AGO, retention=retention) for retention in kept)
+    assert store.prune_own(limit=1) == 1
+    assert set(Run.objects.filter(status=Status.FAILED).values_list("pk", flat=True)) == {newer, longer}

@@ -35,7 +35,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument
-        add("--queues", help="Comma-separated queues to serve. Default: all, known and to come.")
+        add("--queues", help="Comma-separated queues to serve, as mail*,-mail.slow. Default: all, known and to come.")
         add("--node", help="The name shown in the admin and in logs. Default: the host's name.")
         add("--processes", type=int, help="Executors for synchronous tasks. Default: one per CPU.")
         add("--async-concurrency", type=int, help="Asynchronous runs at once. Default: 8. 0: run none.")
