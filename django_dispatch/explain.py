@@ -235,7 +235,8 @@ def _may_claim(lease: Lease, queue: str) -> bool:
 def _count_before(run: Run) -> int:
     ready = Run.objects.using(run._state.db).filter(status=Status.READY, queue=run.queue)
     is_before = Q(priority__gt=run.priority) | Q(priority=run.priority, pk__lt=run.pk)
-    return ready.filter(is_before, priority__gte=run.priority)[: COUNTED + 1].count()
+    # In the order of the claim's index, so that it is that which is read, as far as the limit.
+    return ready.filter(is_before, priority__gte=run.priority).order_by("-priority", "pk")[: COUNTED + 1].count()
 
 
 def _live(run: Run, now: datetime) -> list[Lease]:

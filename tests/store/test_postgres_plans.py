@@ -14,15 +14,17 @@ from uuid import UUID
 import psycopg
 import pytest
 from django.core.management import call_command
-from django.db import connections
+from django.db import connections, transaction
 
-from django_dispatch.models import Run
+from django_dispatch.models import Lease, Run
 from django_dispatch.store import postgres_enqueue
 from django_dispatch.store.base import NewRun, Settlement
 from django_dispatch.store.postgres import PostgresStore
 from django_dispatch.store.session import PLAN, Session, Terms, connection_params
 from django_dispatch.wakeups.base import CHANNEL
 from tests.databases import own_database
+
+from .tables import FAR_OFF
 
 pytestmark = pytest.mark.slow
 
@@ -287,6 +289,27 @@ def test_a_callers_statement_reads_by_the_primary_key(statistics: None, django_d
         connection.close()
     (plan,) = plans.told
     check(plan, indexes)
+
+
+@pytest.mark.parametrize("status", ["READY", "SCHEDULED", "BLOCKED", "RUNNING", "SUCCESSFUL"])
+def test_to_say_why_a_run_is_not_running_reads_few_rows(
+    statistics: None, django_db_blocker: Any, settings: Any, status: str
+) -> None:
+    settings.DISPATCH = {"DATABASE": ALIAS}
+    plans = Plans()
+    with django_db_blocker.unblock():
+        with transaction.atomic(using=ALIAS):
+            runs = Run.objects.using(ALIAS)
+            runs.create(task="shop.add", status="BLOCKED", concurrency_key="k", source="app")
+            run = runs.filter(status=status).order_by("-pk")[0]
+            Lease.objects.using(ALIAS).filter(pk=LIVE).update(queues=["*"], slots=1, expires_at=FAR_OFF)
+            plans.listen(connections[ALIAS].connection)
+            assert run.explain().causes
+            transaction.set_rollback(True, using=ALIAS)
+        connections[ALIAS].close()
+    assert plans.told
+    for plan in plans.told:
+        check(plan, {CLAIM, KEY, LEASE, "dispatch_run_concurrency", "django_dispatch_pausedqueue_pkey"})
 
 
 def test_the_trigger_reads_what_was_inserted_and_nothing_else(

@@ -4,7 +4,19 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import assert_type
 
-from django_dispatch import Call, CancelAnswer, Task, TaskContext, cancel, cancel_many, run_again, task
+from django_dispatch import (
+    Call,
+    CancelAnswer,
+    Task,
+    TaskContext,
+    cancel,
+    cancel_many,
+    pause_queue,
+    resume_queue,
+    run_again,
+    task,
+)
+from django_dispatch.explain import Explanation
 from django_dispatch.models import Run
 
 
@@ -28,6 +40,14 @@ def queue_of(order: int) -> str:
 
 @task(queue=queue_of, timeout=2.5)
 def ship(order: int) -> None: ...
+
+
+@task(broadcast=True, retention=timedelta(days=1))
+def refresh() -> None: ...
+
+
+@task(retention={"SUCCESSFUL": 60, "FAILED": None})
+def audit() -> None: ...
 
 
 @task(bind=True)
@@ -77,6 +97,10 @@ async def use() -> None:
     bound_report.delay(1)
     run = run_again(7)
     assert_type(cancel(run), CancelAnswer)
+    assert_type(run.explain(), Explanation)
+    assert_type(refresh.delay(), Run)
+    pause_queue("mail", reason="moving", until=timedelta(hours=1), by="ann")
+    assert_type(resume_queue("mail"), bool)
     assert_type(cancel_many([run, 7]), dict[int, CancelAnswer])
     general: Task[[str], object] = send
     general.delay("a")

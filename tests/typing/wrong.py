@@ -1,6 +1,6 @@
 """Uses that a type checker must refuse, at each line marked with ``# error``."""
 
-from django_dispatch import Call, TaskContext, cancel, task
+from django_dispatch import Call, TaskContext, cancel, pause_queue, task
 
 
 @task
@@ -29,6 +29,10 @@ def unbound(number: int) -> None: ...
 def options(number: int) -> None: ...
 
 
+@task(retention={"FAILED": "1 day"})  # error
+def kept(number: int) -> None: ...
+
+
 @task(retries=3)  # error
 def unknown_option(number: int) -> None: ...
 
@@ -48,6 +52,8 @@ add.delay_many([1, 2])  # error
 add.delay_many([(1,)], priority="high")  # error
 Call(1)  # error
 cancel("7")  # error
+pause_queue("mail", "moving")  # error
+pause_queue("mail", until=60)  # error
 
 
 async def twins() -> int:
