@@ -5,7 +5,7 @@ from datetime import timedelta
 from django.db.models.functions import Now
 
 from django_dispatch import pause_queue, resume_queue
-from django_dispatch.models import Lease, PausedQueue
+from django_dispatch.models import Lease, PausedQueue, Run
 from tests.kit import tasks
 from tests.kit.fixtures import Kit
 from tests.kit.runs import fresh, wait_for_status, wait_until_final
@@ -51,3 +51,16 @@ def test_a_run_of_low_priority_has_its_turn_in_an_endless_flow_of_high_ones(kit:
     wait_for(is_started, 60, what="the run of low priority started")
     assert fresh(low).priority == 100
     assert any(fresh(run).status == "READY" for run in flow[-10:])
+
+
+def test_a_dispatcher_deletes_runs_past_the_retention_of_their_own(kit: Kit) -> None:
+    ended = {"task": "shop.add", "status": "SUCCESSFUL", "finished_at": Now() - timedelta(hours=1)}
+    gone = Run.objects.create(**ended, retention={"SUCCESSFUL": 60.0})
+    stay = [
+        Run.objects.create(**ended, retention={"SUCCESSFUL": 86_400.0}),
+        Run.objects.create(**{**ended, "finished_at": Now() - timedelta(days=9)}, retention={"SUCCESSFUL": None}),
+    ]
+    by_default = Run.objects.create(**{**ended, "finished_at": Now() - timedelta(days=9)})
+    kit.dispatchers()
+    wait_for(lambda: not Run.objects.filter(pk__in=[gone.pk, by_default.pk]).exists(), what="both deleted")
+    assert set(Run.objects.all()) == set(stay)

@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connections, transaction
+from django.db.models.functions import Now
 
-from django_dispatch import InvalidTask, task
+from django_dispatch import InvalidTask, run_again, task
+from django_dispatch.dispatcher.submissions import message_run
+from django_dispatch.finish import TaskFacts
+from django_dispatch.messages import Kind
 from django_dispatch.models import Run, Status
 from django_dispatch.store.base import NewRun, Store
 from django_dispatch.store.postgres import PostgresStore
@@ -43,6 +47,12 @@ class TestWhatIsWritten:
             assert Run.objects.get(pk=run.pk).retention == run.retention == every_hour
         assert kept_by_status.delay().retention == {"SUCCESSFUL": 0.0, "FAILED": None, "CANCELLED": 5.0}
         assert plain.delay().retention is None
+
+    def test_it_is_that_of_the_task_in_runs_that_come_as_messages_and_in_copies(self, store: Store) -> None:
+        facts = {"shop.pay": TaskFacts(Kind.SYNC, retention='{"FAILED": 5.0}')}
+        (received,) = store.receive([message_run({"uuid": "u", "task": "shop.pay"}, facts, None)])
+        Run.objects.filter(pk=received.id).update(status="FAILED", finished_at=Now())
+        assert Run.objects.get(pk=received.id).retention == run_again(received.id).retention == {"FAILED": 5.0}
 
     @pytest.mark.parametrize("value", [-1, "1 day", True, {}, {"READY": 1}, {"FAILED": -1}, {"FAILED": "x"}, [], 1e12])
     def test_nonsense_is_refused_where_it_is_declared(self, value: Any) -> None:
