@@ -195,7 +195,7 @@ UPDATE {RUN} AS r
 SET status = 'CANCELLED', unique_key = NULL, finished_at = clock_timestamp(),
     errors = r.errors || jsonb_build_object('attempt', r.attempt, 'at', clock_timestamp(), 'kind', 'unreachable',
       'message', 'It was for one dispatcher alone, which lives no more.')
-FROM unreachable WHERE r.id = unreachable.id
+WHERE r.id = ANY(ARRAY(SELECT id FROM unreachable))
 """
 
 # The clock is volatile: only as a sub-select, read once, can it say where in an index to begin and to stop. Compared

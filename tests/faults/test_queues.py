@@ -39,6 +39,16 @@ def test_a_paused_queue_waits_its_body_runs_on_and_patterns_say_what_is_served(k
     assert wait_until_final(waiting)[0].status == "SUCCESSFUL"  # found by the poll
 
 
+def test_flooded_queues_are_served_by_weight(kit: Kit) -> None:
+    runs = {queue: tasks.note.delay_many([()] * 80, queue=queue) for queue in ("a", "b")}
+    kit.dispatchers(settings={"QUEUE_WEIGHTS": {"a": 3}, "CLAIM_LIMIT": 4})
+    wait_until_final(*runs["a"])
+    of_b = {run.pk for run in runs["b"]}
+    first = [row.run_id in of_b for row in kit.ledger.rows()[:80]]
+    assert 14 <= sum(first) <= 26
+    assert any(first[:12])
+
+
 def test_a_run_of_low_priority_has_its_turn_in_an_endless_flow_of_high_ones(kit: Kit) -> None:
     low = tasks.note.apply_async(("low",), priority=-100)
     flow = [tasks.note.apply_async((number,), priority=100) for number in range(400)]

@@ -16,6 +16,7 @@ from django_dispatch.store.session import AsyncSession, Terms
 from .test_postgres_plans import (
     ALIAS,
     CLAIM,
+    FOR_NOBODY,
     KEY,
     LEASES,
     LIVE,
@@ -27,6 +28,7 @@ from .test_postgres_plans import (
     check,
     database_without_vacuum,
     finished,
+    kept,
     outcomes,
     ready,
     scheduled,
@@ -98,7 +100,7 @@ def old_sessions(
             in_a_transaction_that_is_rolled_back(sessions.store, call)
         for _ in range(2):
             assert sessions.exchange(OTHER_OUTCOME, queues=["bulk"], limit=0).refused == [0]
-        later = [ready(MANY_ROWS), scheduled(MANY_ROWS), finished(MANY_ROWS)]
+        later = [ready(MANY_ROWS), scheduled(MANY_ROWS), finished(MANY_ROWS), kept(MANY_ROWS), FOR_NOBODY]
         for statement in later if RUNNING in small else [RUNNING, *later]:
             connection.execute(statement.encode())
         yield sessions
