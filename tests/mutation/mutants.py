@@ -23,6 +23,7 @@ PROCESS = "django_dispatch/dispatcher/process.py"
 CHILDREN = "django_dispatch/dispatcher/children.py"
 EXCHANGES = "django_dispatch/store/exchange.py"
 QUEUES = "django_dispatch/dispatcher/queues.py"
+HOUSEKEEPING = "django_dispatch/dispatcher/housekeeping.py"
 
 
 class Mutant(NamedTuple):
@@ -63,6 +64,7 @@ _ANY_ORDER = _store("any_order")
 _IDLE = _store("postgres_races", "test_an_idle_look_writes_nothing")
 _PAUSES = _store("queues", "TestPause")
 _AGES = _store("queues", "TestAging")
+_QUEUES = "tests/faults/test_queues.py::"
 _UNREACHABLE = ("tests/test_broadcast.py",)
 _BROADCASTS = ("tests/faults/test_broadcasts.py", *_UNREACHABLE)
 _PRUNES = _store("pruning")
@@ -254,6 +256,18 @@ _OF_BROADCASTS = (
      _UNREACHABLE),
 )  # fmt: skip
 
+_OF_QUEUES = (
+    (SERVICE, "Queues(settings.queues, settings.queue_weights)", "Queues(settings.queues)",
+     (_QUEUES + "test_flooded_queues_are_served_by_weight",)),
+    (CLAIMS, "        self._queues.note_claimed(run.queue for run in exchange.claimed)\n", "",
+     (_QUEUES + "test_flooded_queues_are_served_by_weight",)),
+    (SERVICE, "        self.queues.private = private_queue(lease_id)\n", "", _BROADCASTS[:1]),
+    (SERVICE, "aging_seconds=self.settings.priority_aging_seconds", "aging_seconds=None",
+     (_QUEUES + "test_a_run_of_low_priority_has_its_turn_in_an_endless_flow_of_high_ones",)),
+    (HOUSEKEEPING, "        await self._in_batches(partial(store.prune_own, limit=PRUNE_LIMIT))\n", "",
+     (_QUEUES + "test_a_dispatcher_deletes_runs_past_the_retention_of_their_own",)),
+    (HOUSEKEEPING, "await self._store.call(self._store.store.cancel_unreachable)", "0", _BROADCASTS[:1]),
+)  # fmt: skip
 _OF_THE_ORDER = (
     ("        names.sort(key=self._time_of)\n", ""),
     ("+ count / weight_of(name, self._weights)", "+ count"),
@@ -323,5 +337,5 @@ MUTANTS = (
     *(Mutant(EXCHANGES, *mutant) for mutant in _OF_EXCHANGES),
     *(Mutant(ENQUEUE, *mutant) for mutant in _OF_ENQUEUE + _OF_BROADCASTS),
     *(Mutant(QUEUES, *mutant, ("tests/test_queues.py",)) for mutant in _OF_THE_ORDER),
-    *(Mutant(*mutant) for mutant in _OF_THE_FENCE + _OF_THE_CLAIMS),
+    *(Mutant(*mutant) for mutant in _OF_THE_FENCE + _OF_THE_CLAIMS + _OF_QUEUES),
 )
