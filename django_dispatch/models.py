@@ -1,4 +1,4 @@
-"""What the database remembers: one row a run, one row a dispatcher's lease.
+"""What the database remembers: one row a run, one row a dispatcher's lease, one row a rate's key.
 
 Only the store writes these tables. The life of a run, and who moves it on:
 
@@ -7,7 +7,7 @@ status         meaning                                                     moved
 =============  ==========================================================  =========================================
 SCHEDULED      due later: ``run_after``, or waiting for a retry            a dispatcher's promote step, to READY
 READY          may be claimed                                              claim, to RUNNING
-BLOCKED        its concurrency key is full                                 the finish that frees the key, to READY
+BLOCKED        waits at a limit: ``blocked_by`` says at which              admission, to READY
 RUNNING        claimed under a lease                                       finish, release or reclaim
 SUCCESSFUL     the body returned                                           final: prune, after its retention
 FAILED         it raised too often, timed out, or was lost too often       final: prune, after its retention
@@ -34,6 +34,7 @@ class Status(models.TextChoices):
 
 
 FINAL = (Status.SUCCESSFUL, Status.FAILED, Status.CANCELLED)
+UNFINISHED = ["SCHEDULED", "READY", "BLOCKED", "RUNNING"]
 
 
 class OnLost(models.TextChoices):
@@ -41,6 +42,16 @@ class OnLost(models.TextChoices):
 
     REQUEUE = "requeue", _("run again")
     FAIL = "fail", _("fail, at most once")
+
+
+class OnDuplicate(models.TextChoices):
+    """What becomes of a run while another one of its key waits or runs."""
+
+    PARALLEL = "parallel", _("run beside it")
+    DISCARD = "discard", _("is not recorded")
+    SERIAL = "serial", _("runs after it")
+    QUEUE_ONE = "queue_one", _("runs after it, if none waits yet")
+    REPLACE = "replace", _("takes the place of the one that waits")
 
 
 class Source(models.TextChoices):
@@ -107,7 +118,20 @@ class Run(models.Model):
     # Of the message that the run came by, if it did: known as long as the row, so that no message makes two runs.
     uuid = models.CharField(_("message uuid"), max_length=255, null=True, blank=True)
     unique_key = models.CharField(_("unique key"), max_length=255, null=True, blank=True)
+    # It keeps its key until then, ended or not.
+    unique_until = models.DateTimeField(_("unique until"), null=True, blank=True)
+    on_duplicate = models.CharField(
+        _("on duplicate"), max_length=9, choices=OnDuplicate.choices, db_default=OnDuplicate.PARALLEL
+    )
+    # How many runs of the key may be READY or RUNNING, and become so in so many seconds.
     concurrency_key = models.CharField(_("concurrency key"), max_length=255, null=True, blank=True)
+    concurrency_limit = models.PositiveIntegerField(_("concurrency limit"), null=True, blank=True)
+    rate_amount = models.PositiveIntegerField(_("rate amount"), null=True, blank=True)
+    rate_seconds = models.FloatField(_("rate seconds"), null=True, blank=True)
+    # Where it waits while BLOCKED: at its concurrency key, then at its queue's, which is "queue:" and the name.
+    blocked_by = models.CharField(_("blocked by"), max_length=255, null=True, blank=True)
+    # Where it holds a place while it has not ended: 1: at its key; 2: at its key, if it has one, and at its queue.
+    places = models.PositiveSmallIntegerField(_("places"), db_default=0)
     cancel_requested_at = models.DateTimeField(_("cancel requested at"), null=True, blank=True)
     progress = models.JSONField(_("progress"), null=True, blank=True)
     result = models.JSONField(_("result"), null=True, blank=True)
@@ -130,11 +154,24 @@ class Run(models.Model):
             models.Index(fields=["run_after"], name="dispatch_run_promote", condition=Q(status="SCHEDULED")),
             # reclaim, release, cancel: the runs of one lease
             models.Index(fields=["lease"], name="dispatch_run_lease", condition=Q(lease__isnull=False)),
-            # unblock: how full a concurrency key is, and who waits for it
+            # admit: who waits at a limit, best first; and at which limits anybody does
             models.Index(
-                fields=["concurrency_key", "status"],
-                name="dispatch_run_concurrency",
-                condition=Q(concurrency_key__isnull=False, status__in=["RUNNING", "BLOCKED"]),
+                F("blocked_by"),
+                F("priority").desc(),
+                F("id"),
+                name="dispatch_run_blocked",
+                condition=Q(status="BLOCKED"),
+            ),
+            # admit: how many places of a key are taken, and of a queue
+            models.Index(
+                fields=["concurrency_key"],
+                name="dispatch_run_key_places",
+                condition=Q(concurrency_key__isnull=False, places__gt=0, status__in=UNFINISHED),
+            ),
+            models.Index(
+                fields=["queue"],
+                name="dispatch_run_queue_places",
+                condition=Q(places=2, status__in=UNFINISHED),
             ),
             # prune: the final runs, oldest first
             models.Index(fields=["finished_at"], name="dispatch_run_prune", condition=Q(finished_at__isnull=False)),
@@ -157,7 +194,23 @@ class Run(models.Model):
                 condition=Q(status="SCHEDULED", run_after__isnull=False)
                 | (~Q(status="SCHEDULED") & Q(run_after__isnull=True)),
             ),
+            # No statement, of whomever, gets a run past its limit: only admission gives places.
+            models.CheckConstraint(
+                name="dispatch_run_ready_has_place",
+                condition=Q(concurrency_key__isnull=True) | Q(places__gt=0) | ~Q(status__in=["READY", "RUNNING"]),
+            ),
+            models.CheckConstraint(
+                name="dispatch_run_blocked_by_something",
+                condition=~Q(status="BLOCKED") | Q(blocked_by__isnull=False),
+            ),
+            models.CheckConstraint(
+                name="dispatch_run_key_is_no_queue",
+                condition=Q(concurrency_key__isnull=True) | ~Q(concurrency_key__startswith="queue:"),
+            ),
         ]
+
+    is_duplicate = False
+    """Whether an enqueue that would have been a duplicate returned this run, which was there before."""
 
     def __str__(self) -> str:
         return f"{self.task} #{self.pk}"
@@ -166,3 +219,18 @@ class Run(models.Model):
     def is_final(self) -> bool:
         """Whether the run has ended for good."""
         return self.status in FINAL
+
+
+class Bucket(models.Model):
+    """How many runs of a rate's key may become READY now; it fills by itself. A key without a bucket has a full one."""
+
+    key = models.CharField(_("key"), max_length=255, primary_key=True)
+    tokens = models.FloatField(_("tokens"))
+    filled_at = models.DateTimeField(_("filled at"))
+
+    class Meta:
+        verbose_name = _("bucket")
+        verbose_name_plural = _("buckets")
+
+    def __str__(self) -> str:
+        return self.key
