@@ -14,6 +14,9 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
+from .exceptions import InvalidOption
+from .rates import Limit, check_limit
+
 FINAL_STATUSES = ("SUCCESSFUL", "FAILED", "CANCELLED")
 DEFAULT_RETENTION = {"SUCCESSFUL": 86_400.0, "CANCELLED": 7 * 86_400.0, "FAILED": 30 * 86_400.0}
 MAX_SLOTS = 512
@@ -113,6 +116,20 @@ def _notify_channels(value: Any) -> Mapping[str, str]:
     return dict(value)
 
 
+def _queue_limits(value: Any) -> Mapping[str, Limit]:
+    if not isinstance(value, Mapping):
+        raise _Invalid("must be a dict from queues to limits")
+    limits = {}
+    for queue, limit in value.items():
+        try:
+            limits[_text(queue, maximum=MAX_QUEUE_LENGTH)] = check_limit(limit)
+        except _Invalid as error:
+            raise _Invalid(f"has a queue name that breaks the rule: it {error}") from None
+        except InvalidOption as error:
+            raise _Invalid(f"has a limit for {queue!r} that breaks the rule: {str(error).rstrip('.')};") from None
+    return limits
+
+
 def _wakeups(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or any(name != "pg_notify" for name in value) or len(value) > 1:
         raise _Invalid('must be ["pg_notify"], or [] to find work by polling alone')
@@ -161,6 +178,8 @@ class DispatchSettings:
     # control commands, and runs that come as messages
     control_channel: str = _key(_channel, "django_dispatch_control")
     notify_channels: Mapping[str, str] = _key(_notify_channels, dict)
+    # how many runs of a queue at once, over all dispatchers, and how many in a time
+    queue_limits: Mapping[str, Limit] = _key(_queue_limits, dict)
     # what a dispatcher serves
     node: str = _key(lambda v: _text(v, maximum=MAX_NODE_LENGTH), socket.gethostname)
     queues: tuple[str, ...] | None = _key(_queues, None)

@@ -13,8 +13,10 @@ from django.utils import timezone
 from . import conf
 from .arguments import is_storable
 from .exceptions import InvalidOption
+from .limits import check_key
 from .store import postgres_enqueue as store
 from .store.base import NewRun
+from .store.postgres_unique import enqueue_unique
 from .wakeups.base import CHANNEL, Wakeup
 from .wakeups.sending import may_ride, wake_after_commit, wake_now
 
@@ -23,9 +25,10 @@ if TYPE_CHECKING:
 
 MAX_QUEUE_LENGTH = 100
 MAX_ATTEMPTS = 32_767
+MAX_IDEMPOTENCY_KEY_LENGTH = 255
 MAX_DURATION = timedelta(days=36_525)
 # What every run is at first, and what is not null in it.
-AT_FIRST = {"epoch": 0, "attempt": 0, "failures": 0, "interruptions": 0, "source": "app"}
+AT_FIRST = {"epoch": 0, "attempt": 0, "failures": 0, "interruptions": 0, "places": 0, "source": "app"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,8 @@ class EnqueueOptions(TypedDict, total=False):
 
     ``countdown`` and ``timeout`` are timedeltas or seconds; the countdown runs by the database's clock. ``eta`` and
     ``run_after`` are one thing. At most one of the three times may be given; one that has passed means now. A naive
-    time is taken to be in the current time zone.
+    time is taken to be in the current time zone. ``key`` takes the place of the key that the task would make of the
+    arguments. While a row with this ``idempotency_key`` exists, its run is returned and none recorded.
     """
 
     queue: str | None
@@ -51,6 +55,8 @@ class EnqueueOptions(TypedDict, total=False):
     run_after: datetime | None
     timeout: timedelta | float | None
     max_attempts: int | None
+    key: str | None
+    idempotency_key: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,8 @@ class Options:
     delay_seconds: float | None = None
     timeout_seconds: float | None = None
     max_attempts: int | None = None
+    key: str | None = None
+    idempotency_key: str | None = None
 
 
 def check_options(
@@ -74,6 +82,8 @@ def check_options(
     run_after: datetime | None = None,
     timeout: timedelta | float | None = None,
     max_attempts: int | None = None,
+    key: str | None = None,
+    idempotency_key: str | None = None,
 ) -> Options:
     """Check the options of ``apply_async``. Raises InvalidOption."""
     if sum(moment is not None for moment in (countdown, eta, run_after)) > 1:
@@ -86,6 +96,10 @@ def check_options(
         delay_seconds=None if countdown is None else _check_duration("countdown", countdown).total_seconds(),
         timeout_seconds=None if timeout is None else check_timeout(timeout).total_seconds(),
         max_attempts=None if max_attempts is None else check_max_attempts(max_attempts),
+        key=None if key is None else check_key(key),
+        idempotency_key=None
+        if idempotency_key is None
+        else check_key(idempotency_key, name="idempotency_key", longest=MAX_IDEMPOTENCY_KEY_LENGTH),
     )
 
 
@@ -118,21 +132,36 @@ def check_max_attempts(value: object) -> int:
     return value
 
 
-def enqueue(new: NewRun) -> "Run":
-    """Record one run and return it. Never executes it.
+def is_limited(queue: str) -> bool | None:
+    """Return whether the queue has a limit; None: it has none, which need not be said."""
+    return queue in conf.current().queue_limits or None
 
-    One statement on ``DISPATCH["DATABASE"]``. In the caller's transaction, if there is one, and the wakeup follows its
-    commit; else the wakeup rides along.
+
+def check_unique_for(value: object) -> timedelta:
+    """Return for how long duplicates are discarded. Raises InvalidOption if it is not positive."""
+    unique_for = _check_duration("unique_for", value)
+    if not unique_for:
+        raise InvalidOption("unique_for must be more than 0; leave it out for: until the run has ended.")
+    return unique_for
+
+
+def enqueue(new: NewRun) -> "Run":
+    """Record one run and return it; or the one in whose place it would be a duplicate. Never executes it.
+
+    One statement on ``DISPATCH["DATABASE"]``, a few if there may be a duplicate. In the caller's transaction, if there
+    is one, and the wakeup follows its commit; else the wakeup rides along.
     """
     using = conf.current().database
-    wakeup = Wakeup("ready", new.queue)
+    if new.may_be_duplicate:
+        return enqueue_many([new])[0]
+    wakeup = _wakeup(new, is_due=True)
     if new.run_after is None and new.delay_seconds is None and may_ride(using, wakeup):
         recorded, is_sent = store.enqueue_and_wake(using, new, CHANNEL, wakeup.encode())
         if not is_sent:
             wake_now(using, wakeup)
     else:
         recorded = store.enqueue(using, new)
-        wake_after_commit(using, _wakeup(new, recorded))
+        wake_after_commit(using, _wakeup(new, is_due=recorded.status != "SCHEDULED"))
     return _run(using, new, recorded)
 
 
@@ -165,23 +194,36 @@ class Runs(Sequence["Run"]):
 
 
 def enqueue_many(news: Iterable[NewRun]) -> Runs:
-    """Record many runs, all or none, and return them in the order given; one wakeup a queue."""
+    """Record many runs, all or none, and return them in the order given; one wakeup a queue or key.
+
+    In the place of a duplicate is the run that was there before.
+    """
     using = conf.current().database
     news = list(news)
-    runs = store.enqueue_many(using, news)
-    for wakeup in dict.fromkeys(map(_wakeup, news, runs)):
+    is_unique = any(new.may_be_duplicate for new in news)
+    runs = enqueue_unique(using, news) if is_unique else store.enqueue_many(using, news)
+    wakeups = (
+        _wakeup(new, is_due=recorded.status != "SCHEDULED")
+        for new, recorded in zip(news, runs, strict=True)
+        if recorded.duplicate_of is None
+    )
+    for wakeup in dict.fromkeys(wakeups):
         wake_after_commit(using, wakeup)
     return Runs(using, news, runs)
 
 
-def _wakeup(new: NewRun, recorded: store.Recorded) -> Wakeup:
-    return Wakeup("ready" if recorded.status == "READY" else "scheduled", new.queue)
+def _wakeup(new: NewRun, *, is_due: bool) -> Wakeup:
+    if not is_due:
+        return Wakeup("scheduled", new.queue)
+    return Wakeup("ready", new.queue) if new.blocked_by is None else Wakeup("blocked", new.blocked_by)
 
 
 def _run(using: str, new: NewRun, recorded: store.Recorded) -> "Run":
     """The row that was written, as its model, without asking for it again: nothing deferred, no expression left."""
     from .models import Run
 
+    if recorded.duplicate_of is not None:
+        return recorded.duplicate_of
     values = AT_FIRST | {
         "id": recorded.id,
         "enqueued_at": recorded.enqueued_at,
@@ -195,6 +237,17 @@ def _run(using: str, new: NewRun, recorded: store.Recorded) -> "Run":
         "max_attempts": new.max_attempts,
         "timeout": None if new.timeout_seconds is None else timedelta(seconds=new.timeout_seconds),
         "on_lost": new.on_lost,
+        "uuid": new.uuid,
+        "unique_key": new.unique_key,
+        "unique_until": None
+        if new.unique_seconds is None
+        else recorded.enqueued_at + timedelta(seconds=new.unique_seconds),
+        "on_duplicate": new.on_duplicate or "parallel",
+        "concurrency_key": new.concurrency_key,
+        "concurrency_limit": new.concurrency_limit,
+        "rate_amount": new.rate_amount,
+        "rate_seconds": new.rate_seconds,
+        "blocked_by": new.blocked_by if recorded.status == "BLOCKED" else None,
         "meta": _value(new.meta),
         "errors": [],
     }

@@ -1,7 +1,8 @@
 """What an outcome does to its run. Pure: it reads no clock, no setting and no row."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Any, assert_never
 
 from . import retry
 from .messages import Kind, Outcome, Verdict
@@ -18,6 +19,8 @@ class TaskFacts:
     on_lost: str = "requeue"
     priority: int = 0
     queue: str = "default"
+    limits: Mapping[str, Any] | None = None
+    """A document of ``limits``."""
 
 
 def settle(run: ClaimedRun, outcome: Outcome, facts: TaskFacts | None, *, max_interruptions: int) -> Settlement:

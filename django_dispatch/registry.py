@@ -39,10 +39,13 @@ from .enqueue import (
     check_priority,
     check_queue,
     check_timeout,
+    check_unique_for,
     enqueue,
     enqueue_many,
+    is_limited,
 )
 from .exceptions import InvalidArguments, InvalidOption, InvalidTask, UnknownTask
+from .limits import OnDuplicate, check_limits
 from .store.base import NewRun
 
 if sys.version_info >= (3, 14):
@@ -83,6 +86,11 @@ class Task(Generic[P, R_co]):
         max_attempts: int = 1,
         bind: bool = False,
         on_lost: OnLost = "requeue",
+        concurrency: int | None = None,
+        rate: str | None = None,
+        key: str | Callable[..., str] | None = None,
+        on_duplicate: OnDuplicate = "parallel",
+        unique_for: timedelta | float | None = None,
     ) -> None:
         self.path = _path_of(function)
         body = _body_of(self.path, function)
@@ -94,6 +102,14 @@ class Task(Generic[P, R_co]):
             self.priority = check_priority(priority)
             self.timeout = None if timeout is None else check_timeout(timeout)
             self.max_attempts = check_max_attempts(max_attempts)
+            self.limits = check_limits(
+                self.signature,
+                concurrency=concurrency,
+                rate=rate,
+                key=key,
+                on_duplicate=on_duplicate,
+                unique_seconds=None if unique_for is None else check_unique_for(unique_for).total_seconds(),
+            )
         except InvalidOption as error:
             raise InvalidTask(f"Task {self.path!r}: {error}") from None
         if on_lost not in get_args(OnLost):
@@ -144,6 +160,8 @@ class Task(Generic[P, R_co]):
         names the index. The options are those of apply_async(), the same for every run.
         """
         checked = check_options(**options)
+        if checked.idempotency_key is not None:
+            raise InvalidOption("idempotency_key is for one run: with delay_many every run would be the first one.")
         return enqueue_many([self._new_run_of_call(index, call, checked) for index, call in enumerate(calls)])
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> "Run":
@@ -169,17 +187,24 @@ class Task(Generic[P, R_co]):
 
     def _new_run(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: Options) -> NewRun:
         args_json, kwargs_json = encode(self.path, self.signature, args, kwargs)
+        if options.key is not None and not self.limits.is_any:
+            raise InvalidOption(f"Task {self.path!r} has neither a limit nor on_duplicate: a key would mean nothing.")
+        keys = self.limits.keys_of(self.path, self.signature, args, kwargs, options.key)
+        queue = options.queue or self._queue_for(args, kwargs)
         return NewRun(
             task=self.path,
             args=args_json,
             kwargs=kwargs_json,
-            queue=options.queue or self._queue_for(args, kwargs),
+            queue=queue,
             priority=self.priority if options.priority is None else options.priority,
             run_after=options.run_after,
             delay_seconds=options.delay_seconds,
             max_attempts=options.max_attempts,
             timeout_seconds=options.timeout_seconds,
             on_lost=self.on_lost,
+            uuid=options.idempotency_key,
+            is_limited=is_limited(queue),
+            **keys._asdict(),
         )
 
     def _new_run_of_call(self, index: int, call: object, options: Options) -> NewRun:
@@ -238,6 +263,11 @@ def task(
     timeout: timedelta | float | None = ...,
     max_attempts: int = ...,
     on_lost: OnLost = ...,
+    concurrency: int | None = ...,
+    rate: str | None = ...,
+    key: str | Callable[..., str] | None = ...,
+    on_duplicate: OnDuplicate = ...,
+    unique_for: timedelta | float | None = ...,
 ) -> _BindingDecorator: ...
 @overload
 def task(
@@ -248,14 +278,24 @@ def task(
     timeout: timedelta | float | None = ...,
     max_attempts: int = ...,
     on_lost: OnLost = ...,
+    concurrency: int | None = ...,
+    rate: str | None = ...,
+    key: str | Callable[..., str] | None = ...,
+    on_duplicate: OnDuplicate = ...,
+    unique_for: timedelta | float | None = ...,
 ) -> _Decorator: ...
 def task(function: Any = None, /, **options: Any) -> Any:
     """Make a function, a coroutine function or a class with ``run`` a task; bare, or with options.
 
     ``queue`` is a name, or a function of the call's arguments that returns one; ``priority`` goes from -100 to 100,
     higher first; ``timeout`` is a timedelta or seconds; ``max_attempts`` counts the first attempt too; ``bind`` puts
-    a TaskContext before the arguments; ``on_lost="fail"`` never repeats a body whose end nobody saw. Raises
-    InvalidTask. Type checkers that ignore what a class decorator returns, as mypy does, want ``report = task(Report)``.
+    a TaskContext before the arguments; ``on_lost="fail"`` never repeats a body whose end nobody saw.
+
+    ``concurrency`` is how many runs at once, over all dispatchers, and ``rate``, as ``"100/m"``, how many in a time: of
+    the task, or of each ``key``, a text with the names of parameters in braces or a function of the arguments.
+    ``on_duplicate`` says what becomes of a run while another of its key, or with its arguments, waits or runs;
+    ``unique_for`` has duplicates discarded for so long after the enqueue. Raises InvalidTask. Type checkers that
+    ignore what a class decorator returns, as mypy does, want ``report = task(Report)``.
     """
     if function is None:
         return lambda decorated: _register(Task(decorated, **options))

@@ -43,19 +43,24 @@ def cancel_many(runs: "Iterable[Run | int]") -> dict[int, CancelAnswer]:
     answers |= {run.id: CancelAnswer(run.answer) for run in found}
     for lease_id in dict.fromkeys(run.lease_id for run in found if run.lease_id is not None):
         wake_after_commit(using, Wakeup("cancel", str(lease_id)))
+    for key in dict.fromkeys(key for run in found for key in run.freed):
+        wake_after_commit(using, Wakeup("blocked", key))
     return answers
 
 
 def run_again(run: "Run | int") -> "Run":
     """Enqueue a copy of a run that has ended, and return it; the old one stays, ``meta["rerun_of"]`` names it.
 
+    The copy waits at the same limits, and is recorded even if another run of its key is there.
+
     Raises InvalidOption if the run has not ended or does not exist.
     """
     using = conf.current().database
-    new = store.rerun(using, _id_of(run))
+    new = store.rerun(using, _id_of(run), limited_queues=conf.current().queue_limits.keys())
     if new is None:
         raise InvalidOption(f"Run {_id_of(run)} cannot be run again: it has not ended, or does not exist.")
-    wake_after_commit(using, Wakeup("ready", new.queue))
+    wakeup = Wakeup("ready", new.queue) if new.blocked_by is None else Wakeup("blocked", new.blocked_by)
+    wake_after_commit(using, wakeup)
     return new
 
 

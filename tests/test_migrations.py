@@ -24,17 +24,22 @@ from .wakeups import Ear
 ROOT = Path(__file__).resolve().parent.parent
 RUN, LEASE = "django_dispatch_run", "django_dispatch_lease"
 
+UNFINISHED = (
+    "((status)::text = ANY ((ARRAY['SCHEDULED'::character varying, 'READY'::character varying,"
+    " 'BLOCKED'::character varying, 'RUNNING'::character varying])::text[]))"
+)
 INDEXES = {
     "dispatch_run_claim": ("queue, priority DESC, id", "((status)::text = 'READY'::text)"),
     "dispatch_run_promote": ("run_after", "((status)::text = 'SCHEDULED'::text)"),
     "dispatch_run_lease": ("lease_id", "(lease_id IS NOT NULL)"),
     "dispatch_run_uuid": ("uuid", "(uuid IS NOT NULL)"),
     "dispatch_run_unique": ("unique_key", "(unique_key IS NOT NULL)"),
-    "dispatch_run_concurrency": (
-        "concurrency_key, status",
-        "((concurrency_key IS NOT NULL) AND ((status)::text = ANY ((ARRAY['RUNNING'::character varying,"
-        " 'BLOCKED'::character varying])::text[])))",
+    "dispatch_run_blocked": ("blocked_by, priority DESC, id", "((status)::text = 'BLOCKED'::text)"),
+    "dispatch_run_key_places": (
+        "concurrency_key",
+        f"((concurrency_key IS NOT NULL) AND (places > 0) AND {UNFINISHED})",
     ),
+    "dispatch_run_queue_places": ("queue", f"((places = 2) AND {UNFINISHED})"),
     "dispatch_run_prune": ("finished_at", "(finished_at IS NOT NULL)"),
 }
 STORAGE = {
@@ -184,7 +189,7 @@ class TestPlainSql:
         [
             ("task, source", "'t', 'app'"),
             ("task, status, run_after", "'t', 'SCHEDULED', 'infinity'"),
-            ("task, status", "'t', 'BLOCKED'"),
+            ("task, status, source", "'t', 'BLOCKED', 'app'"),
         ],
     )
     def test_runs_announced_elsewhere_or_not_ready_wake_nobody(

@@ -15,8 +15,10 @@ from uuid import UUID
 
 from django.db import Error as DatabaseError
 
+from ..rates import Limit
 from ..store.base import Neighbour
 from . import process
+from .admission import Admission
 from .backoff import Backoff
 from .stats import Stats
 from .store_thread import StoreThread
@@ -47,6 +49,7 @@ class Housekeeping:
         ttl_seconds: float,
         max_interruptions: int,
         retention: Mapping[str, float | None],
+        queue_limits: Mapping[str, Limit],
         own_lease: Callable[[], UUID | None],
         on_ready: Callable[[Sequence[str]], None],
         poll_pause: Callable[[], float],
@@ -63,6 +66,13 @@ class Housekeeping:
         self._poll_pause = poll_pause
         self._is_listening = is_listening
         self._hurries: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self.admission = Admission(
+            store,
+            queue_limits,
+            announce=self._announce,
+            sweep_pause=poll_pause,
+            hurry=self._hurries["admit"].set,
+        )
         self._trouble = trouble
         self._stats = stats
         self._neighbours: Sequence[Neighbour] = ()
@@ -104,6 +114,7 @@ class Housekeeping:
             "reclaim": (self._ttl_seconds / 2, self.reclaim),
             "neighbours": (NEIGHBOUR_SECONDS, self.look_at_neighbours),
             "promote": (0.0, self.promote),
+            "admit": (0.0, self.admission.step),
             "prune": (PRUNE_SECONDS, self.prune),
         }
 
@@ -125,6 +136,8 @@ class Housekeeping:
             )
         self.learn_neighbours()  # whom no wakeup announced
         self.promote_soon()
+        if reclaimed:
+            self.admission.sweep_soon()
         await self._announce([run.queue for run in reclaimed if run.status == "READY"])
 
     def learn_neighbours(self) -> None:
@@ -146,9 +159,13 @@ class Housekeeping:
 
     async def promote(self) -> float:
         """Make due runs READY; return in how many seconds the next is due, or it is time for a poll."""
-        queues, next_seconds = await self._store.call(self._store.store.promote, limit=PROMOTE_LIMIT)
+        queues, next_seconds, keys = await self._store.call(
+            self._store.store.promote, limit=PROMOTE_LIMIT, limited_queues=self.admission.limited_queues
+        )
+        if keys:
+            self.admission.admit_soon(keys)
         await self._announce(queues)
-        if queues:
+        if queues or keys:
             return 0.0
         return self._poll_pause() if next_seconds is None else max(0.01, min(next_seconds, self._poll_pause()))
 
@@ -166,6 +183,7 @@ class Housekeeping:
                 if deleted < PRUNE_LIMIT:
                     break
                 await asyncio.sleep(0.05)
+        await self._store.call(self._store.store.prune_buckets)
 
     async def _announce(self, queues: Sequence[str]) -> None:
         """Wake ourselves, and the others too: there may be more than we have room for."""

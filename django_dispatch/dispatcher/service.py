@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -19,7 +20,7 @@ from django.db import Error as DatabaseError
 from ..conf import MAX_SLOTS, DispatchSettings
 from ..executors.fence import Board, now_ns
 from ..messages import Outcome
-from ..store.base import NewLease
+from ..store.base import ClaimedRun, NewLease
 from ..store.postgres import open_store
 from ..wakeups.base import Wakeup
 from ..wakeups.pg_notify import Listener
@@ -133,6 +134,8 @@ class Dispatcher:
             max_runs=self.mode.max_runs,
             on_quiet=self._on_quiet,
             on_scheduled=self._on_scheduled,
+            on_freed=self._on_freed,
+            limited_queues=self.settings.queue_limits.keys(),
             trouble=self.trouble,
             stats=self.stats,
         )
@@ -180,6 +183,7 @@ class Dispatcher:
             poll_pause=self.looks.pause,
             max_interruptions=self.settings.max_interruptions,
             retention=self.settings.retention,
+            queue_limits=self.settings.queue_limits,
             own_lease=lambda: self.claims.lease_id,
             on_ready=self.looks.on_ready,
             is_listening=self._is_listening,
@@ -302,6 +306,8 @@ class Dispatcher:
             self.looks.on_ready([wakeup.value])
         elif wakeup.kind == "scheduled":
             self._on_scheduled()
+        elif wakeup.kind == "blocked":
+            self.housekeeping.admission.admit_soon([wakeup.value])
         elif wakeup.kind == "cancel" and wakeup.value == str(self.claims.lease_id):
             self._tasks.soon("cancel", self._look_for_cancellations())
         elif wakeup.kind == "lease" and wakeup.value == process.host_name():
@@ -309,6 +315,9 @@ class Dispatcher:
 
     def _on_scheduled(self) -> None:
         self.housekeeping.promote_soon()
+
+    def _on_freed(self, runs: Sequence[ClaimedRun]) -> None:
+        self.housekeeping.admission.on_freed(runs)
 
     def _own_steps(self) -> dict[str, Any]:
         return {
@@ -365,6 +374,7 @@ class Dispatcher:
 
     async def _end_burst(self) -> None:
         await self.housekeeping.promote()
+        await self.housekeeping.admission.settle()
         is_empty = self.claims.is_idle() and not self.pool.flights() and not self.pool.waiting
         if is_empty and not self._is_ending:
             self.end("nothing is due")

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import logs, registry
+from ..limits import as_document
 from ..messages import Kind, News
 from . import connections, descendants
 from .fence import Board, now_ns
@@ -291,6 +292,7 @@ def task_facts() -> dict[str, dict[str, Any]]:
             "on_lost": task.on_lost,
             "priority": task.priority,
             "queue": task.queue if isinstance(task.queue, str) else "default",
+            "limits": as_document(task.limits, task.signature),
         }
         for path, task in registry.all_tasks().items()
     }

@@ -16,7 +16,9 @@ from uuid import UUID
 class NewRun(NamedTuple):
     """A run to be recorded. ``args``, ``kwargs`` and ``meta`` are JSON texts; a None leaves it to the database or task.
 
-    ``delay_seconds`` counts from now by the database's clock; at most one of it and ``run_after`` is given.
+    ``delay_seconds`` counts from now by the database's clock; at most one of it and ``run_after`` is given, and so
+    does ``unique_seconds``. ``uuid`` is known for as long as the row, ``unique_key`` while the run has not ended, and
+    for ``unique_seconds``. ``is_limited``: its queue has a limit.
     """
 
     task: str
@@ -29,15 +31,26 @@ class NewRun(NamedTuple):
     max_attempts: int | None = None
     timeout_seconds: float | None = None
     on_lost: str = "requeue"
+    uuid: str | None = None
+    unique_key: str | None = None
+    unique_seconds: float | None = None
+    on_duplicate: str | None = None
+    concurrency_key: str | None = None
+    concurrency_limit: int | None = None
+    rate_amount: int | None = None
+    rate_seconds: float | None = None
+    is_limited: bool | None = None
     meta: str = "{}"
 
+    @property
+    def blocked_by(self) -> str | None:
+        """Where it has to wait first, once it is due; None: nowhere."""
+        return self.concurrency_key or (f"queue:{self.queue}" if self.is_limited else None)
 
-class NewMessageRun(NamedTuple):
-    """A run that came as a message: recorded once for each ``uuid``, and never while another has its ``unique_key``."""
-
-    uuid: str
-    run: NewRun
-    unique_key: str | None = None
+    @property
+    def may_be_duplicate(self) -> bool:
+        """Whether another run may be there in its place."""
+        return self.unique_key is not None or self.uuid is not None
 
 
 class ReceivedRun(NamedTuple):
@@ -48,6 +61,7 @@ class ReceivedRun(NamedTuple):
     queue: str
     status: str
     is_new: bool
+    blocked_by: str | None = None
 
 
 class Filter(TypedDict, total=False):
@@ -62,11 +76,22 @@ class Filter(TypedDict, total=False):
 
 
 class CancelledRun(NamedTuple):
-    """What a cancel did to one run; ``lease_id`` is set if it runs and was asked to stop."""
+    """What a cancel did to one run; ``lease_id`` is set if it runs and was asked to stop.
+
+    ``freed_key`` and ``freed_queue`` are the key and the queue at which it held a place that is free now.
+    """
 
     id: int
     answer: Literal["cancelled", "requested", "already final"]
     lease_id: UUID | None
+    freed_key: str | None = None
+    freed_queue: str | None = None
+
+    @property
+    def freed(self) -> list[str]:
+        """The keys to admit others at."""
+        of_queue = None if self.freed_queue is None else f"queue:{self.freed_queue}"
+        return [key for key in (self.freed_key, of_queue) if key is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +125,7 @@ class ClaimedRun(NamedTuple):
     args: str
     kwargs: str
     uuid: str | None = None
+    concurrency_key: str | None = None
 
 
 class Settlement(NamedTuple):
@@ -143,6 +169,22 @@ class Reclaimed:
     queue: str
     status: str
     lease_id: UUID
+
+
+class Promoted(NamedTuple):
+    """What became of due runs: READY in ``queues``, or waiting at limits; and in how many seconds the next is due."""
+
+    queues: Sequence[str]
+    next_seconds: float | None
+    blocked_keys: Sequence[str] = ()
+
+
+class Admitted(NamedTuple):
+    """What an admission brought: queues that have READY runs now; keys to ask next, and those that are due later."""
+
+    queues: Sequence[str]
+    next_keys: Sequence[str]
+    later: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +275,24 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def promote(self, *, limit: int) -> tuple[Sequence[str], float | None]:
-        """Make due SCHEDULED runs READY. Returns their queues and the seconds until the next one is due, if any."""
+    def promote(self, *, limit: int, limited_queues: Sequence[str] = ()) -> Promoted:
+        """Make due SCHEDULED runs READY; BLOCKED if they have a key, or are of a queue that has a limit."""
+
+    @abstractmethod
+    def blocked_keys(self, *, after: str, limit: int) -> Sequence[str]:
+        """Return the first ``limit`` keys after this one at which runs wait, in their order."""
+
+    @abstractmethod
+    def admit(self, keys: Sequence[str], *, most: int, queue_limits: str) -> Admitted:
+        """Give the free places of these keys to the runs that wait there, at most ``most`` each; best first.
+
+        Never are more runs of a key READY or RUNNING than its limit. ``queue_limits`` is a JSON object of the queues
+        that have one: ``concurrency``, ``rate_amount``, ``rate_seconds``.
+        """
+
+    @abstractmethod
+    def prune_buckets(self) -> None:
+        """Forget how full buckets were that are full again."""
 
     @abstractmethod
     def prune(self, *, status: str, age_seconds: float, limit: int) -> int:
@@ -259,8 +317,10 @@ class Store(ABC):
         """Send payloads on any channel, in their order."""
 
     @abstractmethod
-    def receive(self, messages: Sequence[NewMessageRun]) -> Sequence[ReceivedRun]:
+    def receive(self, messages: Sequence[NewRun]) -> Sequence[ReceivedRun]:
         """Record a run for each message whose uuid is not known, and return the run of each that has one.
+
+        Where another run has its unique key, none is recorded.
 
         Raises DataError if one cannot be stored: then none was.
         """

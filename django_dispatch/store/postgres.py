@@ -7,12 +7,14 @@ from uuid import UUID
 
 from . import statements
 from .base import (
+    Admitted,
     CancelledRun,
     Exchange,
     Filter,
     Neighbour,
     NewLease,
-    NewMessageRun,
+    NewRun,
+    Promoted,
     ReceivedRun,
     Reclaimed,
     Settlement,
@@ -91,9 +93,26 @@ class PostgresStore(Store):
         orphans = self.session.execute(statements.RECLAIM_ORPHANS, params).fetchall()
         return [Reclaimed(*row) for row in of_leases + orphans]
 
-    def promote(self, *, limit: int) -> tuple[Sequence[str], float | None]:
-        rows = self.session.execute(statements.PROMOTE, {"limit": limit}).fetchall()
-        return [row[0] for row in rows if row[0] is not None], next((row[1] for row in rows if row[0] is None), None)
+    def promote(self, *, limit: int, limited_queues: Sequence[str] = ()) -> Promoted:
+        params = {"limit": limit, "limited_queues": list(limited_queues)}
+        *rows, (_, _, next_seconds) = self.session.execute(statements.PROMOTE, params).fetchall()
+        queues = [queue for queue, key, _ in rows if key is None]
+        return Promoted(queues, next_seconds, sorted({key for _, key, _ in rows if key is not None}))
+
+    def blocked_keys(self, *, after: str, limit: int) -> Sequence[str]:
+        return [row[0] for row in self.session.execute(statements.BLOCKED_KEYS, {"after": after, "limit": limit})]
+
+    def admit(self, keys: Sequence[str], *, most: int, queue_limits: str) -> Admitted:
+        params = {"keys": list(keys), "most": most, "queue_limits": queue_limits}
+        rows = self.session.execute(statements.ADMIT, params).fetchall()
+        return Admitted(
+            [queue for queue, _, _ in rows if queue is not None],
+            [key for _, key, seconds in rows if key is not None and seconds is None],
+            {key: seconds for _, key, seconds in rows if seconds is not None},
+        )
+
+    def prune_buckets(self) -> None:
+        self.session.execute(statements.PRUNE_BUCKETS)
 
     def prune(self, *, status: str, age_seconds: float, limit: int) -> int:
         params = {"status": status, "age": age_seconds, "limit": limit}
@@ -113,13 +132,9 @@ class PostgresStore(Store):
     def send(self, channel: str, payloads: Sequence[str]) -> None:
         self.session.execute(statements.SEND, {"channel": channel, "payloads": list(payloads)})
 
-    def receive(self, messages: Sequence[NewMessageRun]) -> Sequence[ReceivedRun]:
-        items = (
-            f'{document(message.run)[:-1]}, "uuid": {json.dumps(message.uuid)},'
-            f' "unique_key": {json.dumps(message.unique_key)}}}'
-            for message in messages
-        )
-        new = self.session.execute(statements.RECEIVE, {"messages": f"[{','.join(items)}]"}).fetchall()
+    def receive(self, messages: Sequence[NewRun]) -> Sequence[ReceivedRun]:
+        documents = f"[{','.join(map(document, messages))}]"
+        new = self.session.execute(statements.RECEIVE, {"messages": documents}).fetchall()
         known = {row[1] for row in new}
         uuids = [message.uuid for message in messages if message.uuid not in known]
         old = self.session.execute(statements.RECEIVED, {"uuids": uuids}).fetchall() if uuids else []
@@ -134,7 +149,7 @@ class PostgresStore(Store):
             meant = statements.MEANT_BY_UUID if "uuid" in wanted else statements.MEANT
         ids = [row[0] for row in self.session.execute(meant, params)]
         found = self.session.execute(CANCEL, {"ids": ids}) if ids else ()
-        return {run_id: CancelledRun(run_id, answer, lease_id) for run_id, answer, lease_id in found}
+        return {row[0]: CancelledRun._make(row) for row in found}
 
     def abort(self) -> None:
         self.session.abort()

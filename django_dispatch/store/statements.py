@@ -38,6 +38,11 @@ _OURS = "r.id = s.id AND r.epoch = s.epoch AND r.lease_id IS NOT DISTINCT FROM %
 _WORD = """CASE WHEN r.cancel_requested_at IS NOT NULL AND s.status IN ('READY', 'SCHEDULED')
              THEN 'CANCELLED' ELSE s.status END"""
 
+# Whether a run that has ended keeps its key.
+_IS_UNIQUE_STILL = "r.unique_until > clock_timestamp()"
+
+# What a run keeps while it waits to be tried again: where order counts, its place at its key; else nothing.
+_KEPT_PLACES = "CASE WHEN r.places > 0 AND r.on_duplicate IN ('serial', 'queue_one') THEN 1 ELSE 0 END"
 
 # finish: lock by token what nobody else holds, update. claim: lock and check our own lease, pick per queue, update.
 # Nothing here waits for a run: one that is held, by a cancel in a long transaction say, is answered as busy, to be sent
@@ -65,14 +70,17 @@ live AS MATERIALIZED (
 )"""
 
 
+# The key of a run of which one may wait is free when it waits no more.
 _CLAIMING = f"""
   UPDATE {RUN} AS r
   SET status = 'RUNNING', lease_id = %(lease)s, epoch = r.epoch + 1, attempt = r.attempt + 1,
       started_at = clock_timestamp(),
+      unique_key = CASE WHEN r.on_duplicate NOT IN ('queue_one', 'replace') THEN r.unique_key END,
       on_lost = CASE WHEN r.task = ANY(%(at_most_once)s::text[]) THEN 'fail' ELSE r.on_lost END
   FROM picked WHERE r.id = picked.id
   RETURNING r.id, r.epoch, r.task, r.queue, r.priority, r.attempt, r.failures, r.interruptions, r.max_attempts,
-            extract(epoch FROM r.timeout)::float8, r.on_lost, r.args::text, r.kwargs::text, r.uuid
+            extract(epoch FROM r.timeout)::float8, r.on_lost, r.args::text, r.kwargs::text, r.uuid,
+            r.concurrency_key
 """
 
 # The claim of an idle dispatcher, which has nothing to finish: a shorter way from a wakeup to a body.
@@ -96,7 +104,9 @@ WITH settled AS MATERIALIZED (
                ELSE r.errors || (s.error || jsonb_build_object('at', clock_timestamp())) END,
       started_at = CASE WHEN s.started = 0 THEN NULL ELSE r.started_at END,
       run_after = CASE {_WORD} WHEN 'SCHEDULED' THEN clock_timestamp() + s.delay * interval '1 second' END,
-      unique_key = CASE WHEN {_WORD} IN ('READY', 'SCHEDULED') THEN r.unique_key END,
+      unique_key = CASE WHEN {_WORD} IN ('READY', 'SCHEDULED') OR {_WORD} <> 'CANCELLED' AND {_IS_UNIQUE_STILL}
+                   THEN r.unique_key END,
+      places = CASE {_WORD} WHEN 'SCHEDULED' THEN {_KEPT_PLACES} ELSE r.places END,
       finished_at = CASE WHEN {_WORD} NOT IN ('READY', 'SCHEDULED') THEN clock_timestamp() END
   FROM free AS s WHERE r.id = s.id
   RETURNING r.id
@@ -104,7 +114,7 @@ WITH settled AS MATERIALIZED (
 SELECT * FROM claimed
 UNION ALL
 SELECT id, NULL, CASE WHEN EXISTS (SELECT FROM {RUN} AS r WHERE {_OURS}) THEN 'busy' END,
-       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM settled AS s WHERE id NOT IN (SELECT id FROM finished)
 """
 
@@ -132,7 +142,9 @@ _LOSE = f"""
         'message', 'The dispatcher was lost: ' || lost.why, 'executor', lost.node),
       run_after = CASE {_LOST} WHEN 'SCHEDULED'
                   THEN clock_timestamp() + least(2 ^ r.interruptions, 3600) * interval '1 second' END,
-      unique_key = CASE WHEN {_LOST} IN ('READY', 'SCHEDULED') THEN r.unique_key END,
+      unique_key = CASE WHEN {_LOST} IN ('READY', 'SCHEDULED') OR {_LOST} <> 'CANCELLED' AND {_IS_UNIQUE_STILL}
+                   THEN r.unique_key END,
+      places = CASE {_LOST} WHEN 'SCHEDULED' THEN {_KEPT_PLACES} ELSE r.places END,
       finished_at = CASE WHEN {_LOST} NOT IN ('READY', 'SCHEDULED') THEN clock_timestamp() END"""
 
 # A lease row is deleted with its runs' return: whoever claims locks the row first, so that no run joins in between.
@@ -173,6 +185,10 @@ WITH lost AS MATERIALIZED (
 SELECT * FROM reclaimed
 """
 
+# Where a run has to wait that is due: at its key, unless it kept its place there, or at its queue.
+_NEXT_LIMIT = """CASE WHEN r.concurrency_key IS NOT NULL AND r.places = 0 THEN r.concurrency_key
+                   WHEN r.queue = ANY(%(limited_queues)s::text[]) THEN 'queue:' || r.queue END"""
+
 # The clock is volatile: only as a sub-select, read once, can it say where in an index to begin and to stop. Compared
 # row by row, a look that finds less than its limit would walk through everything that is not due.
 PROMOTE = f"""
@@ -181,21 +197,48 @@ due AS MATERIALIZED (
   SELECT id FROM {RUN} WHERE status = 'SCHEDULED' AND run_after <= (SELECT now FROM clock)
   ORDER BY run_after LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED
 ), promoted AS (
-  UPDATE {RUN} SET status = 'READY', run_after = NULL WHERE id = ANY(ARRAY(SELECT id FROM due)) RETURNING queue
+  UPDATE {RUN} AS r
+  SET status = CASE WHEN {_NEXT_LIMIT} IS NULL THEN 'READY' ELSE 'BLOCKED' END, blocked_by = {_NEXT_LIMIT},
+      run_after = NULL
+  WHERE id = ANY(ARRAY(SELECT id FROM due)) RETURNING queue, blocked_by
 )
-SELECT DISTINCT queue, NULL::float8 FROM promoted
+SELECT DISTINCT CASE WHEN blocked_by IS NULL THEN queue END, blocked_by, NULL::float8 FROM promoted
 UNION ALL
-SELECT NULL, extract(epoch FROM (
+SELECT NULL, NULL, extract(epoch FROM (
   SELECT run_after FROM {RUN} WHERE status = 'SCHEDULED' AND run_after > (SELECT now FROM clock)
   ORDER BY run_after LIMIT 1
 ) - clock_timestamp())::float8
 """
 
+ADMIT = "SELECT * FROM django_dispatch_admit(%(keys)s::text[], %(most)s, %(queue_limits)s::jsonb)"
+
+# Hops from each key at which runs wait to the next, from where the last sweep ended, however many wait there.
+BLOCKED_KEYS = f"""
+WITH RECURSIVE hop AS (
+  (SELECT blocked_by, 1 AS place FROM {RUN} WHERE status = 'BLOCKED' AND blocked_by > %(after)s
+   ORDER BY blocked_by LIMIT 1)
+  UNION ALL
+  SELECT (SELECT blocked_by FROM {RUN} WHERE status = 'BLOCKED' AND blocked_by > hop.blocked_by
+          ORDER BY blocked_by LIMIT 1), place + 1
+  FROM hop WHERE hop.blocked_by IS NOT NULL AND place < %(limit)s
+)
+SELECT blocked_by FROM hop WHERE blocked_by IS NOT NULL
+"""
+
+# A bucket that was not touched for a day, the longest period of a rate, is full: as if it was not there.
+PRUNE_BUCKETS = """
+DELETE FROM django_dispatch_bucket WHERE key = ANY(ARRAY(
+  SELECT key FROM django_dispatch_bucket WHERE filled_at < clock_timestamp() - interval '1 day'
+  LIMIT 1000 FOR UPDATE SKIP LOCKED))
+"""
+
+# What is to stay unique for longer than it is kept is kept for so long.
 PRUNE = f"""
 WITH old AS MATERIALIZED (
   SELECT id FROM {RUN}
   WHERE finished_at < (SELECT clock_timestamp() - %(age)s * interval '1 second')
     AND status = %(status)s
+    AND (unique_key IS NULL OR unique_until IS NULL OR unique_until <= (SELECT clock_timestamp()))
   ORDER BY finished_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 )
 DELETE FROM {RUN} WHERE id = ANY(ARRAY(SELECT id FROM old))
@@ -223,21 +266,26 @@ SEND = "SELECT pg_notify(%(channel)s, payload) FROM unnest(%(payloads)s::text[])
 RECEIVE = f"""
 WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS now),
 new AS (
-  SELECT m.*, clock.now + make_interval(secs => m.delay_seconds) AS later
+  SELECT m.*, clock.now, clock.now + make_interval(secs => m.delay_seconds) AS later
   FROM clock, jsonb_to_recordset(%(messages)s::jsonb) AS m(
     uuid text, unique_key text, task text, queue text, priority smallint, args jsonb, kwargs jsonb,
-    delay_seconds float8, timeout_seconds float8, on_lost text)
+    delay_seconds float8, timeout_seconds float8, on_lost text, unique_seconds float8, on_duplicate text,
+    concurrency_key text, concurrency_limit int, rate_amount int, rate_seconds float8, is_limited boolean)
 )
 INSERT INTO {RUN} (
-  uuid, unique_key, task, queue, priority, args, kwargs, timeout, on_lost, source, status, run_after)
+  uuid, unique_key, task, queue, priority, args, kwargs, timeout, on_lost, unique_until, on_duplicate,
+  concurrency_key, concurrency_limit, rate_amount, rate_seconds, source, status, run_after)
 SELECT uuid, unique_key, task, queue, priority, args, COALESCE(kwargs, '{{}}'), make_interval(secs => timeout_seconds),
-  on_lost, 'notify', CASE WHEN later IS NULL THEN 'READY' ELSE 'SCHEDULED' END, later
+  on_lost, now + make_interval(secs => unique_seconds), COALESCE(on_duplicate, 'parallel'),
+  concurrency_key, concurrency_limit, rate_amount, rate_seconds, 'notify',
+  CASE WHEN later IS NOT NULL THEN 'SCHEDULED' WHEN is_limited THEN 'BLOCKED' ELSE 'READY' END, later
 FROM new ORDER BY uuid
 ON CONFLICT DO NOTHING
-RETURNING id, uuid, queue, status, true
+RETURNING id, uuid, queue, status, true, blocked_by
 """
 
-RECEIVED = f"SELECT id, uuid, queue, status, false FROM {RUN} WHERE uuid = ANY(%(uuids)s::text[]) AND uuid IS NOT NULL"
+_OF_UUIDS = "WHERE uuid = ANY(%(uuids)s::text[]) AND uuid IS NOT NULL"
+RECEIVED = f"SELECT id, uuid, queue, status, false, blocked_by FROM {RUN} {_OF_UUIDS}"
 
 # What waits or runs and is meant, through the partial index of each status: a history of millions is not looked at.
 _MEANT = """
@@ -248,7 +296,7 @@ MEANT = f"""
 SELECT id FROM (
   SELECT id FROM {RUN} WHERE status = 'READY' {_MEANT}
   UNION ALL SELECT id FROM {RUN} WHERE status = 'SCHEDULED' {_MEANT}
-  UNION ALL SELECT id FROM {RUN} WHERE status = 'BLOCKED' AND concurrency_key IS NOT NULL {_MEANT}
+  UNION ALL SELECT id FROM {RUN} WHERE status = 'BLOCKED' {_MEANT}
   UNION ALL SELECT id FROM {RUN} WHERE lease_id IS NOT NULL AND cancel_requested_at IS NULL {_MEANT}
 ) AS meant ORDER BY id LIMIT %(limit)s
 """

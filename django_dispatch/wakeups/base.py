@@ -10,12 +10,13 @@ from ..conf import WAKEUP_CHANNEL
 
 CHANNEL = WAKEUP_CHANNEL
 
-WakeupKind = Literal["ready", "scheduled", "cancel", "lease", "test"]
+WakeupKind = Literal["ready", "scheduled", "blocked", "cancel", "lease", "test"]
 
 
 @dataclass(frozen=True, slots=True)
 class Wakeup:
-    """``ready``: a queue may have READY runs; ``scheduled``: it has one that is due later.
+    """``ready``: a queue may have READY runs; ``scheduled``: it has one that is due later; ``blocked``: a
+    run waits at a limit, or a place there is free.
 
     ``cancel``: a lease's runs were asked to stop; ``lease``: a dispatcher of a host took a lease; ``test``: an echo.
     """
@@ -24,7 +25,7 @@ class Wakeup:
     value: str
 
     def encode(self) -> str:
-        """Return the payload: the kind, a colon, and the queue, lease id, host or (for a test) any text."""
+        """Return the payload: the kind, a colon, and the queue, key, lease id, host or (for a test) any text."""
         return f"{self.kind}:{self.value}"
 
     @classmethod

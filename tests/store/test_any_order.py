@@ -326,7 +326,7 @@ class AnyOrder(Machine):
 
     @rule(d=dispatchers, limit=st.integers(1, 2))
     def promote(self, d: int, limit: int) -> None:
-        queues, _ = self.dispatchers[d].store.promote(limit=limit)
+        queues, *_ = self.dispatchers[d].store.promote(limit=limit)
         assert set(queues) == self.expected.promote(limit)
 
     @rule(d=dispatchers, status=st.sampled_from(FINAL))

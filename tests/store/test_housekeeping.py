@@ -24,7 +24,7 @@ class TestPromote:
         due = [add_run(status=Status.SCHEDULED, run_after=LONG_AGO, queue=queue) for queue in ("a", "b", "b")]
         later = add_run(status=Status.SCHEDULED, queue="c")
         before = columns_of(later)
-        queues, next_seconds = store.promote(limit=100)
+        queues, next_seconds, _ = store.promote(limit=100)
         assert sorted(queues) == ["a", "b"]
         assert next_seconds is not None
         assert next_seconds > 365 * 86_400
@@ -34,14 +34,14 @@ class TestPromote:
     def test_the_seconds_are_those_until_the_next_run_is_due(self, store: Store) -> None:
         first = add_runs(2, status=Status.SCHEDULED)[1]
         Run.objects.filter(pk=first).update(run_after=Now() + timedelta(seconds=50))
-        queues, next_seconds = store.promote(limit=100)
+        queues, next_seconds, _ = store.promote(limit=100)
         assert queues == []
         assert next_seconds is not None
         assert 45 < next_seconds <= 50
 
     def test_nothing_scheduled_means_nothing_due(self, store: Store) -> None:
         add_run()
-        assert store.promote(limit=100) == ([], None)
+        assert store.promote(limit=100) == ([], None, [])
 
     def test_the_limit_takes_the_longest_due(self, store: Store) -> None:
         ages = (1, 3, 2)
@@ -53,7 +53,7 @@ class TestPromote:
     def test_only_scheduled_runs_are_promoted(self, store: Store, status: Status) -> None:
         run_id = add_run(status=status)
         before = columns_of(run_id)
-        assert store.promote(limit=100) == ([], None)
+        assert store.promote(limit=100) == ([], None, [])
         assert columns_of(run_id) == before
 
 

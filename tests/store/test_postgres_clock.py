@@ -117,7 +117,7 @@ def test_a_reclaim(store: PostgresStore, other: Store, lease_id: UUID, interrupt
 def test_promote_and_prune(store: PostgresStore) -> None:
     due, old = add_run(status=Status.SCHEDULED), add_run(status=Status.FAILED)
     at_this_moment("UPDATE django_dispatch_run SET run_after = clock_timestamp() WHERE id = %s", due)
-    assert store.promote(limit=10) == (["default"], None)
+    assert store.promote(limit=10) == (["default"], None, [])
     at_this_moment("UPDATE django_dispatch_run SET finished_at = clock_timestamp() WHERE id = %s", old)
     assert store.prune(status="FAILED", age_seconds=0.0, limit=10) == 1
 

@@ -305,7 +305,7 @@ def test_an_idle_look_writes_nothing(store: PostgresStore) -> None:
     add_run(queue="not served")
     begin(store)
     assert store.exchange(lease_id, [], queues=["default"], limit=10) == Exchange([], [], [])
-    assert store.promote(limit=10) == ([], None)
+    assert store.promote(limit=10) == ([], None, [])
     assert store.prune(status="SUCCESSFUL", age_seconds=0.0, limit=10) == 0
     assert store.reclaim(grace_seconds=0.0, max_interruptions=3) == []
     assert store.session.execute("SELECT pg_current_xact_id_if_assigned()").fetchone() == (None,)

@@ -60,7 +60,8 @@ async def _cancel_in_database(dispatcher: "Dispatcher", wanted: Filter) -> dict[
         batch = await line.call(lambda store: store.cancel(MOST_CANCELLED, **wanted))
         found |= batch
         leases = {run.lease_id for run in batch.values() if run.lease_id is not None}
-        if payloads := [f"cancel:{lease_id}" for lease_id in leases]:
+        freed = {key for run in batch.values() for key in run.freed}
+        if payloads := [*(f"cancel:{lease_id}" for lease_id in leases), *(f"blocked:{key}" for key in freed)]:
             await line.call(lambda store, payloads=payloads: store.notify(payloads))  # type: ignore[misc]
         if len(batch) < MOST_CANCELLED:
             return found
