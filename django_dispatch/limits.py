@@ -5,13 +5,13 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from inspect import Parameter, Signature
+from inspect import BoundArguments, Parameter, Signature
 from string import Formatter
 from typing import Any, Literal, NamedTuple, get_args
 
 from .arguments import is_storable
 from .exceptions import InvalidArguments, InvalidOption
-from .rates import NO_LIMIT, Limit, Rate, check_concurrency, check_rate
+from .rates import NO_LIMIT, Limit, Rate, check_concurrency, check_rate, shown
 
 OnDuplicate = Literal["parallel", "discard", "serial", "queue_one", "replace"]
 # They run one at a time and in their order, so their key is a limit's key too.
@@ -97,13 +97,13 @@ def check_on_duplicate(value: object) -> OnDuplicate:
         if value == word:
             return word  # type: ignore[no-any-return]  # get_args() does not say that these are the words
     words = ", ".join(repr(word) for word in get_args(OnDuplicate))
-    raise InvalidOption(f"on_duplicate must be one of {words}, not {value!r}.")
+    raise InvalidOption(f"on_duplicate must be one of {words}, not {shown(value)}.")
 
 
 def check_key(value: object, *, name: str = "key", longest: int = 10_000) -> str:
     """Return a key. Raises InvalidOption if it cannot be one."""
     if not isinstance(value, str) or not 0 < len(value) <= longest or not is_storable(value):
-        raise InvalidOption(f"{name} must be a text of 1 to {longest:,} characters, not {value!r:.100}.")
+        raise InvalidOption(f"{name} must be a text of 1 to {longest:,} characters, not {shown(value)}.")
     return value
 
 
@@ -197,9 +197,9 @@ def _key_of(
         return None
     if callable(key):
         text = key(*args, **kwargs)
-        why = f"its key function returned {text!r:.100}"
+        why = f"its key function returned {shown(text)}"
     else:
-        bound = signature.bind(*args, **kwargs)
+        bound = _bound(task, signature, args, kwargs)
         bound.apply_defaults()
         named = dict(bound.arguments)
         for parameter in signature.parameters.values():
@@ -211,16 +211,23 @@ def _key_of(
             raise InvalidArguments(
                 f"Task {task!r}: its key {key!r} cannot be made of these arguments: {type(error).__name__}: {error}."
             ) from None
-        why = f"its key {key!r} comes to {text!r:.100}"
+        why = f"its key {key!r} comes to {shown(text)}"
     try:
         return check_key(text)
     except InvalidOption as error:
         raise InvalidArguments(f"Task {task!r}: {why}; {error}") from None
 
 
+def _bound(task: str, signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BoundArguments:
+    try:
+        return signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise InvalidArguments(f"Task {task!r} cannot be called with these arguments: {error}.") from None
+
+
 def _call_of(task: str, signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """One text for a call, whichever way its arguments were given."""
-    bound = signature.bind(*args, **kwargs)
+    bound = _bound(task, signature, args, kwargs)
     return json.dumps([task, bound.args, bound.kwargs], sort_keys=True, default=str)
 
 
