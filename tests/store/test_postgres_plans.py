@@ -30,6 +30,7 @@ ALIAS = "plans"
 READY = SCHEDULED = 200_000
 FINISHED = 500_000
 HELD = 50
+WAITING = 100_000
 LIVE, EXPIRED = UUID(int=1), UUID(int=2)
 FEW = 2_000
 """No statement has a reason to read more rows of the run table than this; the limits below are of 100."""
@@ -63,6 +64,17 @@ def finished(count: int) -> str:
     """
 
 
+BLOCKED = f"""
+INSERT INTO django_dispatch_run (
+  task, source, status, queue, priority, concurrency_key, concurrency_limit, blocked_by, places, lease_id)
+SELECT 'shop.add', 'app', 'BLOCKED', 'held', 0, 'hot', 5, 'hot', 0, NULL::uuid FROM generate_series(1, {WAITING})
+UNION ALL SELECT 'shop.add', 'app', 'BLOCKED', 'held', 0, NULL, NULL, 'queue:held', 0, NULL
+FROM generate_series(1, {WAITING})
+UNION ALL SELECT 'shop.add', 'app', 'BLOCKED', 'held', 0, 'key ' || n, 1, 'key ' || n, 0, NULL
+FROM generate_series(1, 3000) AS n
+UNION ALL SELECT 'shop.add', 'app', 'RUNNING', 'held', 0, 'hot', 5, NULL, 1 + n % 2, '{UUID(int=4)}'
+FROM generate_series(1, 3) AS n
+"""
 RUNNING = f"""
 INSERT INTO django_dispatch_run (task, source, status, lease_id, epoch, attempt, started_at, cancel_requested_at)
 SELECT 'shop.add', 'app', 'RUNNING', lease, 1, 1, now(), CASE WHEN n = 1 THEN now() END
@@ -70,7 +82,7 @@ FROM unnest(ARRAY['{LIVE}', '{EXPIRED}', '{UUID(int=3)}']::uuid[]) AS lease, gen
 """
 LEASES = f"""
 INSERT INTO django_dispatch_lease (id, host, expires_at)
-VALUES ('{LIVE}', 'here', 'infinity'), ('{EXPIRED}', 'here', '-infinity')
+VALUES ('{LIVE}', 'here', 'infinity'), ('{EXPIRED}', 'here', '-infinity'), ('{UUID(int=4)}', 'there', 'infinity')
 """
 
 
@@ -134,7 +146,7 @@ def large_database(django_db_modify_db_settings: None, django_db_blocker: Any) -
     """All those rows, with statistics from before the backlog came."""
     with django_db_blocker.unblock(), database_without_vacuum() as connection:
         connection.execute("ALTER TABLE django_dispatch_run DISABLE TRIGGER USER")
-        for statement in (finished(FINISHED), "ANALYZE", ready(READY), scheduled(SCHEDULED), RUNNING, LEASES):
+        for statement in (finished(FINISHED), "ANALYZE", ready(READY), scheduled(SCHEDULED), BLOCKED, RUNNING, LEASES):
             connection.execute(statement.encode())
         connection.execute("ALTER TABLE django_dispatch_run ENABLE TRIGGER USER")
         yield connection
@@ -167,8 +179,19 @@ def claim(store: PostgresStore, **options: Any) -> int:
     return len(store.exchange(LIVE, [], queues=["mail", "q1", "bulk"], limit=100, **options).claimed)
 
 
+def admit(store: PostgresStore, *keys: str) -> int:
+    """Return how many were admitted."""
+    store.session.execute("SET LOCAL auto_explain.log_nested_statements = on")
+    limits = json.dumps({"held": {"concurrency": 10}}) if keys[0].startswith("queue:") else "{}"
+    store.admit(keys, most=100, queue_limits=limits)
+    ready = "SELECT count(*) FROM django_dispatch_run WHERE status = 'READY' AND queue = 'held'"
+    return int(store.session.execute(ready).fetchall()[0][0])
+
+
 # name: the indexes that it may read runs by, the call, and what it must return to have done its work
+BLOCKED_INDEX = "dispatch_run_blocked"
 CLAIM, LEASE, KEY = "dispatch_run_claim", "dispatch_run_lease", "django_dispatch_run_pkey"
+PLACES = {BLOCKED_INDEX, "dispatch_run_key_places", "dispatch_run_queue_places", CLAIM, KEY}
 VERBS: dict[str, tuple[set[str], Callable[[PostgresStore], object], object]] = {
     "claim": ({CLAIM, KEY}, claim, 100),
     "claim without some tasks": ({CLAIM, KEY}, lambda store: claim(store, excluded_tasks=["shop.slow"]), 100),
@@ -198,6 +221,15 @@ VERBS: dict[str, tuple[set[str], Callable[[PostgresStore], object], object]] = {
     ),
     "promote": ({"dispatch_run_promote", KEY}, lambda store: store.promote(limit=10)[0], ["bulk"]),
     "promote all that is due": ({"dispatch_run_promote", KEY}, lambda store: store.promote(limit=5_000)[0], ["bulk"]),
+    "promote into a queue with a limit": (
+        {"dispatch_run_promote", KEY},
+        lambda store: store.promote(limit=10, limited_queues=["bulk"])[2],
+        ["queue:bulk"],
+    ),
+    "admit at a key where many wait": (PLACES, lambda store: admit(store, "hot"), 2),
+    "admit at a queue where many wait": (PLACES, lambda store: admit(store, "queue:held"), 8),
+    "admit at many keys": (PLACES, lambda store: admit(store, *(f"key {n}" for n in range(1, 101))), 100),
+    "blocked keys": ({BLOCKED_INDEX}, lambda store: len(store.blocked_keys(after="key", limit=100)), 100),
     "prune": (
         {"dispatch_run_prune", KEY},
         lambda store: store.prune(status="SUCCESSFUL", age_seconds=86_400.0, limit=100),
