@@ -21,6 +21,9 @@ LOOP = "django_dispatch/executors/loop.py"
 PROCESS = "django_dispatch/dispatcher/process.py"
 CHILDREN = "django_dispatch/dispatcher/children.py"
 EXCHANGES = "django_dispatch/store/exchange.py"
+UNIQUE = "django_dispatch/store/postgres_unique.py"
+ADMISSION = "django_dispatch/dispatcher/admission.py"
+LIMITS = "django_dispatch/migrations/0004_limits.py"
 
 
 class Mutant(NamedTuple):
@@ -53,6 +56,11 @@ _AT_ONCE = _store("postgres_races", "TestClaimsAtTheSameTime")
 _AGAINST = _store("postgres_races", "TestReclaimAgainstTheDispatcherItself")
 _SWEEPS = _store("postgres_races", "TestSweepsAtTheSameTime")
 _HELD = _store("postgres_races", "TestUnderALongTransaction")
+_ADMIT = _store("admission")
+_TOGETHER = _store("admission", "TestAtTheSameTime")
+_UNIQUE_KEYS = _store("unique_keys")
+_DUPLICATES = ("tests/test_duplicates.py",)
+_LIMITED = "tests/faults/test_limited_runs.py::"
 _BUSY = _store("settlements", "test_a_run_that_a_transaction_holds_is_busy_and_the_rest_is_written_and_claimed")
 _PROGRESS = _store("settlements", "test_progress_is_stored_only_for_the_claims_that_the_lease_holds")
 _PLANS = _store("postgres_plans")
@@ -183,6 +191,18 @@ _OF_STATEMENTS = (
     ("ORDER BY finished_at LIMIT %(limit)s", "LIMIT %(limit)s", _ORDER),
     ("ORDER BY finished_at LIMIT %(limit)s", "ORDER BY finished_at", _HOUSEKEEPING),
     ("finished_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED", "finished_at LIMIT %(limit)s FOR UPDATE", _SWEEPS),
+    # limits and unique keys
+    ("WHEN r.on_duplicate NOT IN ('queue_one', 'replace') THEN", "WHEN true THEN", _UNIQUE_KEYS),
+    ("places = CASE {_WORD} WHEN 'SCHEDULED' THEN {_KEPT_PLACES} ELSE r.places END", "places = r.places", _ADMIT),
+    ("places = CASE {_LOST} WHEN 'SCHEDULED' THEN {_KEPT_PLACES} ELSE r.places END", "places = r.places", _ADMIT),
+    ("r.on_duplicate IN ('serial', 'queue_one') THEN 1 ELSE 0 END", "false THEN 1 ELSE 0 END", _ADMIT),
+    ("r.concurrency_key IS NOT NULL AND r.places = 0 THEN", "r.concurrency_key IS NOT NULL THEN", _ADMIT),
+    (" OR {_WORD} <> 'CANCELLED' AND {_IS_UNIQUE_STILL}", "", _UNIQUE_KEYS),
+    ("{_WORD} <> 'CANCELLED' AND {_IS_UNIQUE_STILL}", "{_IS_UNIQUE_STILL}", _UNIQUE_KEYS),
+    (" OR {_LOST} <> 'CANCELLED' AND {_IS_UNIQUE_STILL}", "", _UNIQUE_KEYS),
+    ("{_LOST} <> 'CANCELLED' AND {_IS_UNIQUE_STILL}", "{_IS_UNIQUE_STILL}", _UNIQUE_KEYS),
+    ("AND (unique_key IS NULL OR unique_until IS NULL OR", "AND (true OR", _UNIQUE_KEYS),
+    ("blocked_by > %(after)s", "blocked_by <> %(after)s", _ADMIT),
     ("WHERE host = %(host)s AND id", "WHERE id", _LEASES),
     (" AND id IS DISTINCT FROM %(besides)s", "", _LEASES),
 )  # fmt: skip
@@ -222,6 +242,29 @@ _OF_EXCHANGES = (
     ("(busy if row[2] else refused).append", "busy.append", _BUSY),
     ("EXCHANGE if settlements else CLAIM", "CLAIM", _SETTLEMENTS),
 )
+
+_OF_LIMITS = (
+    (LIMITS, "PERFORM pg_advisory_xact_lock(", "PERFORM hashtext('none') IN (", _TOGETHER),
+    (LIMITS, "<> 'read committed' THEN", "= 'none' THEN", _TOGETHER),
+    (LIMITS, "WHERE queue = substr(one.key, 7) AND", "WHERE false AND", _ADMIT),
+    (LIMITS, "WHERE concurrency_key = one.key AND", "WHERE false AND", _ADMIT),
+    (LIMITS, "concurrency_key = one.key AND places > 0 AND", "concurrency_key = one.key AND", _ADMIT),
+    (LIMITS, "ORDER BY priority DESC, id LIMIT room", "ORDER BY id LIMIT room", _ADMIT),
+    (LIMITS, "LIMIT room FOR NO KEY UPDATE SKIP LOCKED", "LIMIT room FOR NO KEY UPDATE", _ADMIT),
+    (LIMITS, " OR id = head.id)", " OR true)", _ADMIT),
+    (LIMITS, "least(amount, COALESCE(tokens_left, amount))", "COALESCE(tokens_left, amount)", _ADMIT),
+    (LIMITS, "greatest(0, extract(", "(extract(", _ADMIT),
+    (LIMITS, "room := least(room, floor(tokens_left));", "", _ADMIT),
+    (LIMITS, "NEW.status := 'BLOCKED';", "NULL;", _ADMIT),
+    (UNIQUE, "waiting = sorted(range(len(news)), key=lambda place: _keys(news[place]))",
+     "waiting = list(range(len(news)))", _DUPLICATES),
+    (UNIQUE, "(unique_until IS NULL OR unique_until <= clock_timestamp())", "true", _DUPLICATES),
+    (UNIQUE, "OR on_duplicate = 'replace' AND", "OR", _DUPLICATES),
+    (UNIQUE, "if run.pk not in gone", "if True", _DUPLICATES),
+    (UNIQUE, "            run.is_duplicate = True\n", "", _DUPLICATES),
+    (ADMISSION, "if now >= self._sweep_at:", "if False:",
+     (_LIMITED + "TestWhateverBecomesOfTheHolder::test_somebody_ends_it_by_sql",)),
+)  # fmt: skip
 
 _OF_THE_FENCE = (
     (FENCE, "return halves == _HALVES.unpack(lease) and now_ns() < deadline", "return now_ns() < deadline",
@@ -276,5 +319,5 @@ MUTANTS = (
     *(Mutant(STATEMENTS, *mutant, _ANY_ORDER) for mutant in _IN_ANY_ORDER),
     *(Mutant(EXCHANGES, *mutant) for mutant in _OF_EXCHANGES),
     *(Mutant(ENQUEUE, *mutant) for mutant in _OF_ENQUEUE),
-    *(Mutant(*mutant) for mutant in _OF_THE_FENCE + _OF_THE_CLAIMS),
+    *(Mutant(*mutant) for mutant in _OF_THE_FENCE + _OF_THE_CLAIMS + _OF_LIMITS),
 )
