@@ -56,7 +56,17 @@ class RunAdmin(RunModelAdmin):
     paginator = BoundedPaginator
     actions = ("cancel", "run_again")
     fieldsets = (
-        (None, {"fields": ("task", ("status_", "attempts", "duration"), ("queue", "priority", "lease_"), "progress_")}),
+        (
+            None,
+            {
+                "fields": (
+                    "task",
+                    ("status_", "attempts", "duration"),
+                    ("queue", "priority", "lease_", "blocked_by"),
+                    "progress_",
+                )
+            },
+        ),
         (_("Arguments"), {"fields": ("args_", "kwargs_")}),
         (_("Outcome"), {"fields": ("result_", "errors_")}),
         (_("Times"), {"fields": ("enqueued", "due", "started", "finished", "cancel_requested")}),
@@ -67,7 +77,8 @@ class RunAdmin(RunModelAdmin):
                 "fields": (
                     ("max_attempts", "timeout", "on_lost", "source"),
                     ("attempt", "failures", "interruptions", "epoch"),
-                    ("unique_key", "concurrency_key"),
+                    ("unique_key", "unique_until", "on_duplicate"),
+                    ("concurrency_key", "concurrency_limit", "rate_amount", "rate_seconds", "places"),
                     "meta_",
                 ),
             },

@@ -30,6 +30,14 @@ def queue_of(order: int) -> str:
 def ship(order: int) -> None: ...
 
 
+@task(concurrency=3, rate="100/m", key="tenant-{tenant}", on_duplicate="discard", unique_for=timedelta(hours=1))
+def sync_tenant(tenant: int) -> None: ...
+
+
+@task(bind=True, on_duplicate="serial", key=lambda account: f"account-{account}")
+def book(context: TaskContext, account: int) -> None: ...
+
+
 @task(bind=True)
 def count(context: TaskContext, upto: int) -> str:
     context.progress(1, upto, "half way")
@@ -70,6 +78,8 @@ async def use() -> None:
     assert_type(await add.aapply_async([1], run_after=datetime(2040, 1, 1)), Run)
     assert_type(add.delay_many([(1,), Call((2,), {"label": "x"})], queue="bulk"), Sequence[Run])
     assert_type(await add.adelay_many([(1,)], timeout=timedelta(seconds=1)), Sequence[Run])
+    assert_type(sync_tenant.apply_async((1,), key="t", idempotency_key="order-7").is_duplicate, bool)
+    book.delay(7)
     empty.delay()
     ship.delay(5)
     count.delay(upto=3)

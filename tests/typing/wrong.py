@@ -29,6 +29,18 @@ def unbound(number: int) -> None: ...
 def options(number: int) -> None: ...
 
 
+@task(on_duplicate="merge")  # error
+def duplicates(number: int) -> None: ...
+
+
+@task(rate=5)  # error
+def rated(number: int) -> None: ...
+
+
+@task(key=7)  # error
+def keyed(number: int) -> None: ...
+
+
 @task(retries=3)  # error
 def unknown_option(number: int) -> None: ...
 
@@ -44,6 +56,7 @@ report()  # error
 text: str = add(1)  # error
 add.apply_async((1,), countdown="soon")  # error
 add.apply_async((1,), delay=5)  # error
+add.apply_async((1,), key=5)  # error
 add.delay_many([1, 2])  # error
 add.delay_many([(1,)], priority="high")  # error
 Call(1)  # error

@@ -12,6 +12,7 @@ from .fleet import fleet, memory, renewal
 from .growth import growth
 from .idle import idle, start
 from .latency import idle_latency, loaded_latency
+from .limits import limits
 from .notify import notify
 from .recovery import dead_host, kill
 from .slots import busy, mixed
@@ -23,7 +24,7 @@ SCENARIOS: dict[str, Callable[[Ground], Iterator[Finding]]] = {
         *(drain, scale, busy, mixed),
         *(idle_latency, loaded_latency, kill, dead_host),
         *(enqueue, bulk, notify),
-        *(growth, memory, renewal, fleet),
+        *(growth, limits, memory, renewal, fleet),
         *(bloat, writes),
         *(idle, start),
     )
