@@ -17,7 +17,7 @@ from .limits import check_key
 from .store import postgres_enqueue as store
 from .store.base import NewRun
 from .store.postgres_unique import enqueue_unique
-from .wakeups.base import CHANNEL, Wakeup
+from .wakeups.base import CHANNEL, Wakeup, blocked_wakeups
 from .wakeups.sending import may_ride, wake_after_commit, wake_now
 
 if TYPE_CHECKING:
@@ -202,12 +202,13 @@ def enqueue_many(news: Iterable[NewRun]) -> Runs:
     news = list(news)
     is_unique = any(new.may_be_duplicate for new in news)
     runs = enqueue_unique(using, news) if is_unique else store.enqueue_many(using, news)
-    wakeups = (
+    wakeups = dict.fromkeys(
         _wakeup(new, is_due=recorded.status != "SCHEDULED")
         for new, recorded in zip(news, runs, strict=True)
         if recorded.duplicate_of is None
     )
-    for wakeup in dict.fromkeys(wakeups):
+    blocked = [wakeup.value for wakeup in wakeups if wakeup.kind == "blocked"]
+    for wakeup in (*(wakeup for wakeup in wakeups if wakeup.kind != "blocked"), *blocked_wakeups(blocked)):
         wake_after_commit(using, wakeup)
     return Runs(using, news, runs)
 

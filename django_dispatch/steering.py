@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from . import conf
 from .exceptions import InvalidOption
 from .store import postgres_enqueue as store
-from .wakeups.base import Wakeup
+from .wakeups.base import Wakeup, blocked_wakeups
 from .wakeups.sending import wake_after_commit
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ def cancel_many(runs: "Iterable[Run | int]") -> dict[int, CancelAnswer]:
     answers |= {run.id: CancelAnswer(run.answer) for run in found}
     for lease_id in dict.fromkeys(run.lease_id for run in found if run.lease_id is not None):
         wake_after_commit(using, Wakeup("cancel", str(lease_id)))
-    for key in dict.fromkeys(key for run in found for key in run.freed):
-        wake_after_commit(using, Wakeup("blocked", key))
+    for wakeup in blocked_wakeups(dict.fromkeys(key for run in found for key in run.freed)):
+        wake_after_commit(using, wakeup)
     return answers
 
 

@@ -11,7 +11,7 @@ from asgiref.sync import async_to_sync
 from django.db import OperationalError, connection, connections, transaction
 from django.db.models.functions import Now
 
-from django_dispatch import InvalidArguments, InvalidOption, Task, cancel, run_again
+from django_dispatch import InvalidArguments, InvalidOption, Task, cancel, cancel_many, run_again
 from django_dispatch.models import Run, Status
 from django_dispatch.store import postgres_unique
 from tests.kit import limited
@@ -352,6 +352,17 @@ class TestKeys:
         limited.one.delay_many([("b",), ("b",), ("c",)])
         limited.one.apply_async(("d",), countdown=60)
         assert ear.heard() == ["blocked:key:a", "blocked:key:b", "blocked:key:c", "scheduled:default"]
+
+    def test_of_many_keys_one_wakeup_tells(self, ear: Ear) -> None:
+        runs = limited.one.delay_many([(str(number),) for number in range(50)])
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "INSERT INTO django_dispatch_run (task, concurrency_key)"
+                " SELECT 't', 'key ' || n FROM generate_series(1, 50) AS n"
+            )
+        Run.objects.filter(pk__in=[run.pk for run in runs]).update(status="READY", places=1, blocked_by=None)
+        cancel_many(runs)
+        assert ear.heard() == ["blocked:queue:"] * 3
 
 
 @pytest.fixture

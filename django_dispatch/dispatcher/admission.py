@@ -12,6 +12,7 @@ from django.db import Error as DatabaseError
 
 from ..rates import Limit
 from ..store.base import ClaimedRun
+from ..wakeups.base import ANY_KEY
 from .store_thread import StoreThread
 
 KEYS_AT_ONCE = 100
@@ -46,10 +47,14 @@ class Admission:
         self._due: dict[str, float] = {}
         self._cursor = ""
         self._sweep_at = 0.0
+        self._turn = asyncio.Lock()
 
     def admit_soon(self, keys: Iterable[str]) -> None:
         """There may be a free place at these keys, or somebody who waits."""
         self._wanted |= dict.fromkeys(keys)
+        if ANY_KEY in self._wanted:
+            del self._wanted[ANY_KEY]
+            self._sweep_at = 0.0
         self._hurry()
 
     def on_freed(self, runs: Iterable[ClaimedRun]) -> None:
@@ -68,6 +73,19 @@ class Admission:
 
     async def step(self) -> float:
         """Admit what is wanted or due, and a part of what else there may be; return in how many seconds to go on."""
+        async with self._turn:
+            return await self._step()
+
+    async def settle(self) -> None:
+        """Look at every key at which anybody waits, once."""
+        async with self._turn:
+            self._cursor, self._sweep_at = "", 0.0
+            await self._step()
+            while self._cursor or self._wanted:
+                self._sweep_at = 0.0 if self._cursor else self._sweep_at
+                await self._step()
+
+    async def _step(self) -> float:
         now = asyncio.get_running_loop().time()
         if now >= self._sweep_at:
             await self._sweep(now)
@@ -83,15 +101,6 @@ class Admission:
             return 0.0
         next_at = min(self._sweep_at, *self._due.values()) if self._due else self._sweep_at
         return max(SOONEST_SECONDS, next_at - asyncio.get_running_loop().time())
-
-    async def settle(self) -> None:
-        """Look at every key at which anybody waits, once."""
-        self._cursor, self._sweep_at = "", 0.0
-        while True:
-            await self.step()
-            if not self._cursor and not self._wanted:
-                return
-            self._sweep_at = 0.0 if self._cursor else self._sweep_at
 
     async def _sweep(self, now: float) -> None:
         """Note the next keys at which somebody waits, after those of the last time."""
@@ -114,6 +123,8 @@ class Admission:
         for key, seconds in admitted.later.items():
             if len(self._due) < MOST_DUE:
                 self._due[key] = now + seconds
+        if admitted.queues and self._cursor:
+            self._sweep_at = 0.0  # there may be as much to admit at the next keys
         await self._announce(admitted.queues)
 
 

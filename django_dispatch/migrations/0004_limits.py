@@ -28,15 +28,19 @@ DROP TRIGGER django_dispatch_gate ON django_dispatch_run;
 DROP FUNCTION django_dispatch_gate();
 """
 
-# As before, and: rows of plain SQL that wait at a limit.
+# As before, and: rows of plain SQL that wait at a limit; of many keys at once, only that there are some.
 WAKE = """
 CREATE OR REPLACE FUNCTION django_dispatch_wake() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   IF EXISTS (SELECT FROM inserted WHERE source = 'sql' AND status IN ('READY', 'BLOCKED'))
      AND pg_try_advisory_xact_lock(hashtext('django_dispatch'), hashtext(TG_TABLE_SCHEMA)) THEN
     PERFORM pg_notify('django_dispatch', i.payload) FROM (
-      SELECT DISTINCT CASE status WHEN 'READY' THEN 'ready:' || queue ELSE 'blocked:' || blocked_by END AS payload
-      FROM inserted WHERE source = 'sql' AND status IN ('READY', 'BLOCKED')) i;
+      SELECT DISTINCT 'ready:' || queue AS payload FROM inserted WHERE source = 'sql' AND status = 'READY'
+      UNION ALL
+      SELECT DISTINCT 'blocked:' || CASE
+        WHEN (SELECT count(DISTINCT blocked_by) FROM inserted WHERE source = 'sql' AND status = 'BLOCKED') > 20
+        THEN 'queue:' ELSE blocked_by END
+      FROM inserted WHERE source = 'sql' AND status = 'BLOCKED') i;
   END IF;
   RETURN NULL;
 END $$;

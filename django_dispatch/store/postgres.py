@@ -23,6 +23,7 @@ from .base import (
 )
 from .exchange import AsyncExchanger, exchange_params, read_exchange, statement_for
 from .postgres_enqueue import CANCEL, document
+from .postgres_unique import GIVE_WAY
 from .session import AsyncSession, Session, Terms
 
 
@@ -133,12 +134,21 @@ class PostgresStore(Store):
         self.session.execute(statements.SEND, {"channel": channel, "payloads": list(payloads)})
 
     def receive(self, messages: Sequence[NewRun]) -> Sequence[ReceivedRun]:
+        found = self._record(messages)
+        missing = [message for message in messages if message.uuid not in found]
+        if missing:
+            old = self.session.execute(statements.RECEIVED, {"uuids": [message.uuid for message in missing]})
+            found |= {row[1]: ReceivedRun(*row) for row in old}
+        missing = [message for message in missing if message.uuid not in found]
+        keys = [message.unique_key for message in missing if message.unique_key is not None]
+        if keys and self.session.execute(GIVE_WAY, {"keys": keys}).rowcount:
+            found |= self._record(missing)
+        return list(found.values())
+
+    def _record(self, messages: Sequence[NewRun]) -> dict[str | None, ReceivedRun]:
         documents = f"[{','.join(map(document, messages))}]"
-        new = self.session.execute(statements.RECEIVE, {"messages": documents}).fetchall()
-        known = {row[1] for row in new}
-        uuids = [message.uuid for message in messages if message.uuid not in known]
-        old = self.session.execute(statements.RECEIVED, {"uuids": uuids}).fetchall() if uuids else []
-        return [ReceivedRun(*row) for row in (*new, *old)]
+        rows = self.session.execute(statements.RECEIVE, {"messages": documents})
+        return {row[1]: ReceivedRun(*row) for row in rows}
 
     def cancel(self, limit: int, **wanted: Unpack[Filter]) -> Mapping[int, CancelledRun]:
         names = ("run", "uuid", "task", "queue", "args", "kwargs")

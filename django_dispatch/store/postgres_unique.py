@@ -27,7 +27,7 @@ ENQUEUE_UNIQUE = ENQUEUE_MANY.replace("FROM new ORDER BY place", "FROM new ORDER
 GIVE_WAY = """
 WITH target AS MATERIALIZED (
   SELECT id FROM django_dispatch_run
-  WHERE id = ANY(%(ids)s::bigint[]) AND unique_key IS NOT NULL
+  WHERE unique_key = ANY(%(keys)s::text[]) AND unique_key IS NOT NULL
     AND (finished_at IS NOT NULL AND (unique_until IS NULL OR unique_until <= clock_timestamp())
          OR on_duplicate = 'replace' AND status IN ('SCHEDULED', 'READY', 'BLOCKED'))
   ORDER BY id FOR NO KEY UPDATE
@@ -78,16 +78,16 @@ def _insert(using: str, news: Sequence[NewRun], places: Sequence[int], answers: 
 
 def _find(using: str, news: Sequence[NewRun], places: Sequence[int], answers: dict[int, Recorded]) -> None:
     """Note the answers for those in whose place another run is, once those have gone that can give way."""
-    holders = list(_holders(using, [news[place] for place in places]))
+    waiting = [news[place] for place in places]
     with connections[using].cursor() as cursor:
-        cursor.execute(GIVE_WAY, {"ids": [run.pk for run in holders if run.unique_key is not None]})
-        gone = {run_id for (run_id,) in cursor.fetchall()}
-    by_key = {run.unique_key: run for run in holders if run.pk not in gone}
+        cursor.execute(GIVE_WAY, {"keys": [new.unique_key for new in waiting if new.unique_key is not None]})
+    holders = list(_holders(using, waiting))
+    by_key = {run.unique_key: run for run in holders}
     by_uuid = {run.uuid: run for run in holders}
     for place in places:
         new = news[place]
         run = by_uuid.get(new.uuid) if new.uuid is not None else None
-        if run is None and new.unique_key is not None:
+        if run is None and new.unique_key is not None and new.on_duplicate != "replace":
             run = by_key.get(new.unique_key)
         if run is not None:
             run.is_duplicate = True

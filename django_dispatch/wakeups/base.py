@@ -3,12 +3,17 @@
 A wakeup is a hint and carries no work: who misses it finds the same in the table, one poll later.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ..conf import WAKEUP_CHANNEL
 
 CHANNEL = WAKEUP_CHANNEL
+
+# In the place of many keys at which runs wait. No key begins so but a queue's, and no queue has an empty name.
+ANY_KEY = "queue:"
+MOST_KEYS = 20
 
 WakeupKind = Literal["ready", "scheduled", "blocked", "cancel", "lease", "test"]
 
@@ -36,3 +41,10 @@ class Wakeup:
             if found == kind and value:
                 return cls(kind, value)
         return None
+
+
+def blocked_wakeups(keys: Collection[str]) -> list[Wakeup]:
+    """Return what tells of these keys: each of a few, or that there are many."""
+    if len(keys) > MOST_KEYS:
+        return [Wakeup("blocked", ANY_KEY)]
+    return [Wakeup("blocked", key) for key in keys]

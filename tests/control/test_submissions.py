@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from django.db import OperationalError
+from django.db.models.functions import Now
 
 from django_dispatch.control.wire import BadMessage
 from django_dispatch.dispatcher import submissions
@@ -169,7 +170,8 @@ def test_serial_ones_wait_at_one_key_and_queue_one_keeps_one_of_them(store: Post
     assert {run.concurrency_limit for run in found} == {1}
 
 
-LIMITED = check_limits(signature(lambda order, note="-": None), concurrency=2, key="order-{order}-{note}")
+SIGNATURE = signature(lambda order, note="-": None)
+LIMITED = check_limits(SIGNATURE, concurrency=2, key="order-{order}-{note}")
 
 
 @pytest.mark.parametrize("fields", [{"args": [7]}, {"kwargs": {"order": 7}}, {"args": [7], "kwargs": {"note": "-"}}])
@@ -177,6 +179,20 @@ def test_what_a_task_declares_holds_for_messages_too(fields: dict[str, Any]) -> 
     facts = {"shop.add": replace(FACTS["shop.add"], limits=document_of(LIMITED))}
     run = message_run(message(**fields), facts, None)
     assert (run.concurrency_key, run.concurrency_limit) == ("key:order-7--", 2)
+
+
+def test_one_whose_time_is_over_gives_way_to_a_message(store: PostgresStore) -> None:
+    limits = check_limits(SIGNATURE, on_duplicate="discard", unique_seconds=60)
+    facts = {"shop.add": replace(FACTS["shop.add"], limits=document_of(limits))}
+    line = DirectLine(store)
+    submit(line, message(uuid="a", args=[7]), facts=lambda: facts)
+    Run.objects.update(status="SUCCESSFUL", finished_at=Now())
+    submit(line, message(uuid="b", args=[7]), message(uuid="c", args=[8]), facts=lambda: facts)
+    Run.objects.filter(uuid="a").update(unique_until=Now())
+    submit(line, message(uuid="d", args=[7]), facts=lambda: facts)
+    assert [(run.uuid, run.unique_key is None) for run in Run.objects.order_by("pk")] == [
+        *(("a", True), ("c", False), ("d", False))
+    ]
 
 
 def test_a_key_that_cannot_be_made_is_refused() -> None:
@@ -190,7 +206,7 @@ def test_a_key_that_cannot_be_made_is_refused() -> None:
 
 def document_of(limits: Limits) -> Any:
     """As it comes from a zygote."""
-    return json.loads(json.dumps(as_document(limits, signature(lambda order, note="-": None))))
+    return json.loads(json.dumps(as_document(limits, SIGNATURE)))
 
 
 def test_messages_wait_for_the_database(store: PostgresStore) -> None:

@@ -260,7 +260,7 @@ _OF_LIMITS = (
      "waiting = list(range(len(news)))", _DUPLICATES),
     (UNIQUE, "(unique_until IS NULL OR unique_until <= clock_timestamp())", "true", _DUPLICATES),
     (UNIQUE, "OR on_duplicate = 'replace' AND", "OR", _DUPLICATES),
-    (UNIQUE, "if run.pk not in gone", "if True", _DUPLICATES),
+    (UNIQUE, ' and new.on_duplicate != "replace"', "", _DUPLICATES),
     (UNIQUE, "            run.is_duplicate = True\n", "", _DUPLICATES),
     (ADMISSION, "if now >= self._sweep_at:", "if False:",
      (_LIMITED + "TestWhateverBecomesOfTheHolder::test_somebody_ends_it_by_sql",)),

@@ -1,17 +1,22 @@
 """Admission: who may pass a limit, in which order, and that two admissions at once never let too many pass."""
 
+import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from django.db import DatabaseError, IntegrityError, connection, transaction
+from django.db import DatabaseError, IntegrityError, OperationalError, connection, transaction
 from django.db.models.functions import Now
 
 from django_dispatch import cancel
+from django_dispatch.dispatcher.admission import Admission
+from django_dispatch.dispatcher.store_thread import StoreThread
 from django_dispatch.models import Bucket, Run, Status
+from django_dispatch.rates import Limit
 from django_dispatch.store.base import Admitted, Settlement, Store
 from django_dispatch.store.postgres import PostgresStore
 from tests.wakeups import Ear
@@ -315,6 +320,72 @@ class TestAtTheSameTime:
         with ThreadPoolExecutor() as threads:
             list(threads.map(all_of, (keys, keys[::-1], keys[10:] + keys[:10], keys[::2] + keys[1::2])))
         assert Run.objects.filter(status=Status.READY).count() == len(keys)
+
+
+class TestTheStep:
+    """The dispatcher's part, on its loop."""
+
+    @pytest.fixture
+    def admission(self, new_store: Callable[[], Store]) -> Iterator[Callable[..., Admission]]:
+        def make(**limits: Any) -> Admission:
+            thread = StoreThread(new_store(), deadline_seconds=20)  # type: ignore[arg-type]
+            threads.append(thread)
+            return Admission(thread, limits, announce=announce, sweep_pause=lambda: 1000.0, hurry=lambda: None)
+
+        async def announce(queues: Sequence[str]) -> None:
+            pass
+
+        threads: list[StoreThread] = []
+        yield make
+        for thread in threads:
+            thread._executor.shutdown()
+
+    def test_a_burst_looks_at_every_key(self, admission: Any) -> None:
+        for number in range(250):
+            blocked(concurrency_key=f"key {number}")
+        asyncio.run(admission().settle())
+        assert Run.objects.filter(status="READY").count() == 250
+
+    def test_a_run_passes_all_its_limits_one_after_the_other(self, admission: Any) -> None:
+        run_id = blocked(queue="mail")[0]
+
+        async def main() -> None:
+            steps = admission(mail=Limit(1))
+            steps.admit_soon(["hot"])
+            while await steps.step() == 0:
+                pass
+
+        asyncio.run(main())
+        assert (stored(run_id).status, stored(run_id).places) == ("READY", 2)
+
+    def test_it_comes_again_when_a_rate_is_due(self, admission: Any) -> None:
+        runs = blocked(2, concurrency_key="api", concurrency_limit=None, rate_amount=1, rate_seconds=0.2)
+
+        async def main() -> None:
+            steps = admission()
+            for _ in range(100):
+                pause = await steps.step()
+                if not steps._due:
+                    return
+                await asyncio.sleep(pause)
+
+        asyncio.run(main())
+        assert statuses(runs) == ["READY", "READY"]
+
+    def test_what_an_error_kept_from_being_admitted_is_wanted_still(self, admission: Any) -> None:
+        (run_id,) = blocked()
+
+        async def main() -> None:
+            steps = admission()
+            store = steps._store.store
+            whole, store.admit = store.admit, Mock(side_effect=OperationalError)
+            with pytest.raises(OperationalError):
+                await steps.step()
+            store.admit = whole
+            await steps.step()
+
+        asyncio.run(main())
+        assert stored(run_id).status == "READY"
 
 
 def test_a_claim_does_not_look_at_keys(store: Store) -> None:
