@@ -220,6 +220,8 @@ _IN_ANY_ORDER = (
     ("r.interruptions + coalesce(s.interrupted, 0)", "r.interruptions"),
     ("r.attempt - 1 + coalesce(s.started, 1)", "r.attempt"),
     ("attempt = r.attempt + 1", "attempt = r.attempt"),
+    ("places = CASE {_LOST} WHEN 'SCHEDULED' THEN {_KEPT_PLACES} ELSE r.places END", "places = r.places"),
+    ("r.concurrency_key IS NOT NULL AND r.places = 0 THEN", "r.concurrency_key IS NOT NULL AND false THEN"),
 )
 
 _OF_ENQUEUE = (
