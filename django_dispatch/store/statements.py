@@ -75,7 +75,8 @@ _CLAIMING = f"""
   UPDATE {RUN} AS r
   SET status = 'RUNNING', lease_id = %(lease)s, epoch = r.epoch + 1, attempt = r.attempt + 1,
       started_at = clock_timestamp(),
-      unique_key = CASE WHEN r.on_duplicate NOT IN ('queue_one', 'replace') THEN r.unique_key END,
+      unique_key = CASE WHEN r.unique_key IS NOT NULL AND r.on_duplicate NOT IN ('queue_one', 'replace')
+                   THEN r.unique_key END,
       on_lost = CASE WHEN r.task = ANY(%(at_most_once)s::text[]) THEN 'fail' ELSE r.on_lost END
   FROM picked WHERE r.id = picked.id
   RETURNING r.id, r.epoch, r.task, r.queue, r.priority, r.attempt, r.failures, r.interruptions, r.max_attempts,
@@ -104,9 +105,10 @@ WITH settled AS MATERIALIZED (
                ELSE r.errors || (s.error || jsonb_build_object('at', clock_timestamp())) END,
       started_at = CASE WHEN s.started = 0 THEN NULL ELSE r.started_at END,
       run_after = CASE {_WORD} WHEN 'SCHEDULED' THEN clock_timestamp() + s.delay * interval '1 second' END,
-      unique_key = CASE WHEN {_WORD} IN ('READY', 'SCHEDULED') OR {_WORD} <> 'CANCELLED' AND {_IS_UNIQUE_STILL}
+      unique_key = CASE WHEN r.unique_key IS NOT NULL AND (
+                     {_WORD} IN ('READY', 'SCHEDULED') OR {_WORD} <> 'CANCELLED' AND {_IS_UNIQUE_STILL})
                    THEN r.unique_key END,
-      places = CASE {_WORD} WHEN 'SCHEDULED' THEN {_KEPT_PLACES} ELSE r.places END,
+      places = CASE WHEN r.places > 0 AND {_WORD} = 'SCHEDULED' THEN {_KEPT_PLACES} ELSE r.places END,
       finished_at = CASE WHEN {_WORD} NOT IN ('READY', 'SCHEDULED') THEN clock_timestamp() END
   FROM free AS s WHERE r.id = s.id
   RETURNING r.id
@@ -144,7 +146,7 @@ _LOSE = f"""
                   THEN clock_timestamp() + least(2 ^ r.interruptions, 3600) * interval '1 second' END,
       unique_key = CASE WHEN {_LOST} IN ('READY', 'SCHEDULED') OR {_LOST} <> 'CANCELLED' AND {_IS_UNIQUE_STILL}
                    THEN r.unique_key END,
-      places = CASE {_LOST} WHEN 'SCHEDULED' THEN {_KEPT_PLACES} ELSE r.places END,
+      places = CASE WHEN {_LOST} = 'SCHEDULED' THEN {_KEPT_PLACES} ELSE r.places END,
       finished_at = CASE WHEN {_LOST} NOT IN ('READY', 'SCHEDULED') THEN clock_timestamp() END"""
 
 # A lease row is deleted with its runs' return: whoever claims locks the row first, so that no run joins in between.

@@ -192,9 +192,9 @@ _OF_STATEMENTS = (
     ("ORDER BY finished_at LIMIT %(limit)s", "ORDER BY finished_at", _HOUSEKEEPING),
     ("finished_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED", "finished_at LIMIT %(limit)s FOR UPDATE", _SWEEPS),
     # limits and unique keys
-    ("WHEN r.on_duplicate NOT IN ('queue_one', 'replace') THEN", "WHEN true THEN", _UNIQUE_KEYS),
-    ("places = CASE {_WORD} WHEN 'SCHEDULED' THEN {_KEPT_PLACES} ELSE r.places END", "places = r.places", _ADMIT),
-    ("places = CASE {_LOST} WHEN 'SCHEDULED' THEN {_KEPT_PLACES} ELSE r.places END", "places = r.places", _ADMIT),
+    (" AND r.on_duplicate NOT IN ('queue_one', 'replace')", "", _UNIQUE_KEYS),
+    ("{_WORD} = 'SCHEDULED' THEN {_KEPT_PLACES} ELSE r.places END", "false THEN 0 ELSE r.places END", _ADMIT),
+    ("{_LOST} = 'SCHEDULED' THEN {_KEPT_PLACES} ELSE r.places END", "false THEN 0 ELSE r.places END", _ADMIT),
     ("r.on_duplicate IN ('serial', 'queue_one') THEN 1 ELSE 0 END", "false THEN 1 ELSE 0 END", _ADMIT),
     ("r.concurrency_key IS NOT NULL AND r.places = 0 THEN", "r.concurrency_key IS NOT NULL THEN", _ADMIT),
     (" OR {_WORD} <> 'CANCELLED' AND {_IS_UNIQUE_STILL}", "", _UNIQUE_KEYS),
@@ -220,7 +220,7 @@ _IN_ANY_ORDER = (
     ("r.interruptions + coalesce(s.interrupted, 0)", "r.interruptions"),
     ("r.attempt - 1 + coalesce(s.started, 1)", "r.attempt"),
     ("attempt = r.attempt + 1", "attempt = r.attempt"),
-    ("places = CASE {_LOST} WHEN 'SCHEDULED' THEN {_KEPT_PLACES} ELSE r.places END", "places = r.places"),
+    ("{_LOST} = 'SCHEDULED' THEN {_KEPT_PLACES} ELSE r.places END", "false THEN 0 ELSE r.places END"),
     ("r.concurrency_key IS NOT NULL AND r.places = 0 THEN", "r.concurrency_key IS NOT NULL AND false THEN"),
 )
 
