@@ -8,6 +8,7 @@ enqueued     the arguments are checked; one row is inserted, in the caller's    
              transaction
 recorded     the database is the queue and the only truth                             ``models``, ``store``
 announced    after the commit, a hint that a queue may have work                      ``wakeups``
+admitted     a run with a limit waits for a place, which a dispatcher gives           ``limits``, ``dispatcher``
 dispatched   ``rundispatcher`` claims READY runs under its lease                      ``dispatcher``
 executed     a child process runs the body, with a context if it wants one            ``executors``, ``context``
 steered      cancelled, or run again; dispatchers asked and told                      ``steering``, ``control``

@@ -201,11 +201,12 @@ class Run(models.Model):
             ),
             models.CheckConstraint(
                 name="dispatch_run_blocked_by_something",
-                condition=~Q(status="BLOCKED") | Q(blocked_by__isnull=False),
+                condition=~Q(status="BLOCKED") | (Q(blocked_by__isnull=False) & ~Q(blocked_by="")),
             ),
             models.CheckConstraint(
                 name="dispatch_run_key_is_no_queue",
-                condition=Q(concurrency_key__isnull=True) | ~Q(concurrency_key__startswith="queue:"),
+                condition=Q(concurrency_key__isnull=True)
+                | (~Q(concurrency_key="") & ~Q(concurrency_key__startswith="queue:")),
             ),
         ]
 

@@ -610,3 +610,11 @@ def test_what_is_cut_off_is_not_even_encoded() -> None:
             raise AssertionError
 
     assert "Cut off" in display.json_block(["x" * 200_000, Unprintable()])
+
+
+def test_a_run_that_waits_at_a_limit_says_at_which(admin_client: Client) -> None:
+    run = a_run(concurrency_key="key:tenant-7", concurrency_limit=3, unique_key="discard:key:tenant-7")
+    page = run_page(admin_client, run)
+    assert "Blocked by" in page
+    assert page.count("key:tenant-7") >= 3
+    assert "discard:key:tenant-7" in page

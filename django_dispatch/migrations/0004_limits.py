@@ -276,7 +276,9 @@ class Migration(migrations.Migration):
             model_name="run",
             constraint=models.CheckConstraint(
                 condition=models.Q(
-                    models.Q(("status", "BLOCKED"), _negated=True), ("blocked_by__isnull", False), _connector="OR"
+                    models.Q(("status", "BLOCKED"), _negated=True),
+                    models.Q(("blocked_by__isnull", False), models.Q(("blocked_by", ""), _negated=True)),
+                    _connector="OR",
                 ),
                 name="dispatch_run_blocked_by_something",
             ),
@@ -286,7 +288,10 @@ class Migration(migrations.Migration):
             constraint=models.CheckConstraint(
                 condition=models.Q(
                     ("concurrency_key__isnull", True),
-                    models.Q(("concurrency_key__startswith", "queue:"), _negated=True),
+                    models.Q(
+                        models.Q(("concurrency_key", ""), _negated=True),
+                        models.Q(("concurrency_key__startswith", "queue:"), _negated=True),
+                    ),
                     _connector="OR",
                 ),
                 name="dispatch_run_key_is_no_queue",

@@ -65,7 +65,9 @@ class TestTheGate:
         assert store.promote(limit=10) == ([], None, ["hot"])
         assert (stored(run_id).status, stored(run_id).blocked_by) == ("BLOCKED", "hot")
 
-    @pytest.mark.parametrize("change", ["status = 'READY'", "blocked_by = NULL", "concurrency_key = 'queue:mail'"])
+    @pytest.mark.parametrize(
+        "change", ["status = 'READY'", "blocked_by = NULL", "concurrency_key = 'queue:mail'", "concurrency_key = ''"]
+    )
     def test_no_statement_gets_a_run_past_its_limit(self, store: Store, change: str) -> None:
         blocked()
         with pytest.raises(IntegrityError), connection.cursor() as cursor:
