@@ -20,6 +20,8 @@ MOST_OF_A_KEY = 100
 BREATH_SECONDS = 0.1  # between two parts of a sweep
 MOST_DUE = 10_000  # keys whose next token's time is kept in mind; the sweep finds the others
 SOONEST_SECONDS = 0.001
+# After an admission: it finds what a thinned wakeup did not announce.
+SECOND_LOOK_SECONDS = 0.25
 
 
 class Admission:
@@ -120,7 +122,8 @@ class Admission:
             raise
         self._wanted |= dict.fromkeys(admitted.next_keys)
         now = asyncio.get_running_loop().time()
-        for key, seconds in admitted.later.items():
+        again = dict.fromkeys(keys, SECOND_LOOK_SECONDS) if admitted.queues else {}
+        for key, seconds in (again | dict(admitted.later)).items():
             if len(self._due) < MOST_DUE:
                 self._due[key] = now + seconds
         if admitted.queues and self._cursor:

@@ -8,12 +8,13 @@ from datetime import timedelta
 from typing import Any
 from unittest.mock import Mock
 
+import psycopg
 import pytest
 from django.db import DatabaseError, IntegrityError, OperationalError, connection, transaction
 from django.db.models.functions import Now
 
 from django_dispatch import cancel
-from django_dispatch.dispatcher.admission import Admission
+from django_dispatch.dispatcher.admission import SECOND_LOOK_SECONDS, Admission
 from django_dispatch.dispatcher.store_thread import StoreThread
 from django_dispatch.models import Bucket, Run, Status
 from django_dispatch.rates import Limit
@@ -359,6 +360,21 @@ class TestTheStep:
 
         asyncio.run(main())
         assert (stored(run_id).status, stored(run_id).places) == ("READY", 2)
+
+    def test_it_looks_again_after_an_admission_for_what_no_wakeup_told(self, admission: Any) -> None:
+        told, untold = blocked(2)
+        Run.objects.filter(pk=untold).update(blocked_by="elsewhere")
+
+        async def main() -> None:
+            steps = admission()
+            assert await steps.step() < 1  # long before the next sweep
+            with psycopg.connect(**connection.get_connection_params() | {"cursor_factory": None}) as session:
+                session.execute("UPDATE django_dispatch_run SET blocked_by = 'hot' WHERE id = %s", [untold])
+            await asyncio.sleep(SECOND_LOOK_SECONDS)
+            await steps.step()
+
+        asyncio.run(main())
+        assert statuses([told, untold]) == ["READY", "READY"]
 
     def test_it_comes_again_when_a_rate_is_due(self, admission: Any) -> None:
         runs = blocked(2, concurrency_key="api", concurrency_limit=None, rate_amount=1, rate_seconds=0.2)
