@@ -178,7 +178,6 @@ def test_a_flood_of_wakeups_is_no_flood_of_claims(database_url: str) -> None:
             on_quiet=look_again,
             on_scheduled=lambda: None,
             on_freed=lambda _: None,
-            limited_queues=(),
             trouble=Trouble(),
             stats=Stats(),
         )
@@ -212,7 +211,6 @@ def test_a_claims_loop_that_has_nothing_to_do_is_well(monkeypatch: pytest.Monkey
             on_quiet=lambda: None,
             on_scheduled=lambda: None,
             on_freed=lambda _: None,
-            limited_queues=(),
             trouble=Trouble(),
             stats=Mock(spec=Stats, succeed=lambda _: well.set()),
         )

@@ -59,14 +59,14 @@ class Admission:
             self._sweep_at = 0.0
         self._hurry()
 
-    def on_freed(self, runs: Iterable[ClaimedRun]) -> None:
-        """These runs, which have limits, do not run any more."""
-        for run in runs:
-            if run.concurrency_key is not None:
-                self._wanted[run.concurrency_key] = None
-            if run.queue in self.limited_queues:
-                self._wanted[f"queue:{run.queue}"] = None
-        self._hurry()
+    def on_freed(self, runs: Sequence[ClaimedRun]) -> None:
+        """These runs do not run here any more: there may be free places, where they have limits."""
+        limited = self.limited_queues
+        keys = [run.concurrency_key for run in runs if run.concurrency_key is not None]
+        if limited:
+            keys += [f"queue:{run.queue}" for run in runs if run.queue in limited]
+        if keys:
+            self.admit_soon(keys)
 
     def sweep_soon(self) -> None:
         """There may be free places anywhere: begin the next sweep now."""

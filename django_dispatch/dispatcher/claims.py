@@ -7,7 +7,7 @@ dispatcher's loop.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
@@ -53,7 +53,7 @@ class Ended(NamedTuple):
 class Claims:
     """The loop between store and pool. ``on_quiet`` is called when a look found nothing, or no more are wanted.
 
-    ``on_freed`` is told of runs with a limit that have ended, or were given back.
+    ``on_freed`` is told of runs that are not held here any more.
     """
 
     def __init__(
@@ -68,7 +68,6 @@ class Claims:
         on_quiet: Callable[[], None],
         on_scheduled: Callable[[], None],
         on_freed: Callable[[Sequence[ClaimedRun]], None],
-        limited_queues: Collection[str],
         trouble: Trouble,
         stats: Stats,
     ) -> None:
@@ -81,7 +80,6 @@ class Claims:
         self._on_quiet = on_quiet
         self._on_scheduled = on_scheduled
         self._on_freed = on_freed
-        self._limited_queues = limited_queues
         self._trouble = trouble
         self._stats = stats
         stats.expect("claims", IDLE_SECONDS)
@@ -241,9 +239,7 @@ class Claims:
         self._note_written(batch, exchange)
         if any(ended.settlement.delay_seconds is not None for ended in batch):
             self._on_scheduled()
-        runs = [ended.flight.run for ended in batch]
-        if limited := [run for run in runs if run.concurrency_key is not None or run.queue in self._limited_queues]:
-            self._on_freed(limited)
+        self._on_freed([ended.flight.run for ended in batch])
 
     def _pace_looks(self) -> None:
         """After a look in vain: the next one has to wait if there were too many lately."""

@@ -135,7 +135,6 @@ class Dispatcher:
             on_quiet=self._on_quiet,
             on_scheduled=self._on_scheduled,
             on_freed=self._on_freed,
-            limited_queues=self.settings.queue_limits.keys(),
             trouble=self.trouble,
             stats=self.stats,
         )
