@@ -15,6 +15,7 @@ from django_dispatch.store.session import AsyncSession, Terms
 
 from .test_postgres_plans import (
     ALIAS,
+    BLOCKED,
     CLAIM,
     KEY,
     LEASES,
@@ -98,7 +99,7 @@ def old_sessions(
             in_a_transaction_that_is_rolled_back(sessions.store, call)
         for _ in range(2):
             assert sessions.exchange(OTHER_OUTCOME, queues=["bulk"], limit=0).refused == [0]
-        later = [ready(MANY_ROWS), scheduled(MANY_ROWS), finished(MANY_ROWS)]
+        later = [BLOCKED, ready(MANY_ROWS), scheduled(MANY_ROWS), finished(MANY_ROWS)]
         for statement in later if RUNNING in small else [RUNNING, *later]:
             connection.execute(statement.encode())
         yield sessions
