@@ -236,6 +236,20 @@ class TestReplace:
         assert [run.status for run in stored()] == ["RUNNING", "CANCELLED", "READY"]
         assert (second.pk, third.is_duplicate, stored()[0].pk) == (stored()[1].pk, False, first.pk)
 
+    def test_one_that_comes_in_between_gives_way_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        limited.replace.delay("a", 1)
+        whole = postgres_unique._holders
+
+        def too_late(*args: Any) -> Any:
+            monkeypatch.setattr(postgres_unique, "_holders", whole)
+            limited.replace.delay("a", 2)
+            return whole(*args)
+
+        monkeypatch.setattr(postgres_unique, "_holders", too_late)
+        third = limited.replace.delay("a", 3)
+        assert (third.is_duplicate, third.args) == (False, ["a", 3])
+        assert [run.status for run in stored()] == ["CANCELLED", "CANCELLED", "READY"]
+
     def test_of_a_bulk_the_last_one_stays(self) -> None:
         limited.replace.delay_many([("a", number) for number in range(5)])
         (last,) = Run.objects.exclude(status="CANCELLED")

@@ -220,8 +220,6 @@ _IN_ANY_ORDER = (
     ("r.interruptions + coalesce(s.interrupted, 0)", "r.interruptions"),
     ("r.attempt - 1 + coalesce(s.started, 1)", "r.attempt"),
     ("attempt = r.attempt + 1", "attempt = r.attempt"),
-    ("{_LOST} = 'SCHEDULED' THEN {_KEPT_PLACES} ELSE r.places END", "false THEN 0 ELSE r.places END"),
-    ("r.concurrency_key IS NOT NULL AND r.places = 0 THEN", "r.concurrency_key IS NOT NULL AND false THEN"),
 )
 
 _OF_ENQUEUE = (
