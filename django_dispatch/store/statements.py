@@ -229,7 +229,7 @@ WITH RECURSIVE hop AS (
 )
 SELECT hop.queue,
   (SELECT count(*) FROM (
-    SELECT FROM {RUN} WHERE status = 'READY' AND queue = hop.queue LIMIT {BACKLOG_LIMIT}) AS some),
+    SELECT FROM {RUN} WHERE status = 'READY' AND queue = hop.queue LIMIT {BACKLOG_LIMIT}) AS bounded),
   (WITH RECURSIVE step AS (
     (SELECT priority FROM {RUN} WHERE status = 'READY' AND queue = hop.queue ORDER BY priority DESC LIMIT 1)
     UNION ALL
