@@ -210,7 +210,7 @@ VERBS: dict[str, tuple[set[str], Callable[[PostgresStore], object], object]] = {
         True,
     ),
     "ready queues": ({CLAIM}, lambda store: len(store.ready_queues()), 27),
-    "backlogs": ({CLAIM}, lambda store: max(backlog.ready for backlog in store.backlogs()), 10_000),
+    "backlogs": ({CLAIM}, lambda store: max((one.ready for one in store.backlogs()), default=0), 10_000),
     "neighbours": (set(), lambda store: len(store.neighbours(host="here", besides=LIVE)), 1),
 }
 
