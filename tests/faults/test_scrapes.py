@@ -77,3 +77,22 @@ def test_without_prometheus_client_the_dispatcher_lives_and_says_what_to_install
     assert get(port, "/nothing")[0] == 404
     dispatcher.wait_for_log('pip install "django-dispatch[metrics]"')
     wait_until_final(tasks.note.delay())
+
+
+@pytest.mark.slow
+def test_what_is_reclaimed_from_the_dead_is_counted(kit: Kit) -> None:
+    dead = kit.dispatchers("dead")
+    run = tasks.gated.delay("held")
+    kit.gate.wait_until_reached("held")
+    port = free_port()
+    kit.dispatchers("alive", metrics_port=port)
+    dead.kill9()
+    kit.gate.wait_until_reached("held", times=2)
+    kit.gate.open("held")
+    wait_until_final(run)
+    wait_for(lambda: scrape(port).value("django_dispatch_runs_held") == 0)
+    found = scrape(port)
+    assert found.by("django_dispatch_runs_reclaimed_total", "queue", "status") == {("default", "READY"): 1}
+    assert found.by("django_dispatch_runs_finished_total", "status") == {("SUCCESSFUL",): 1}
+    # Its second attempt was due from when it was given back.
+    assert found.value("django_dispatch_run_wait_seconds_sum", queue="default") < 20
