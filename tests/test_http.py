@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
 from http import HTTPStatus
 
 import pytest
@@ -21,6 +22,14 @@ async def ask(port: int, text: str) -> tuple[bytes, bytes]:
     return head, body
 
 
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            if is_so():
+                return
+            await asyncio.sleep(0.01)
+
+
 async def echo(request: Request) -> Response:
     return Response(HTTPStatus.OK, f"{request.path} {request.headers.get('accept')}".encode())
 
@@ -35,8 +44,7 @@ def test_routes_methods_and_errors(caplog: pytest.LogCaptureFixture) -> None:
         server = HttpServer("127.0.0.1", port)
         server.routes |= {"/echo": echo, "/fail": fail}
         serving = asyncio.create_task(server.run())
-        while not server.is_serving:
-            await asyncio.sleep(0.01)
+        await until(lambda: server.is_serving)
         head, body = await ask(port, "GET /echo?a=/fail HTTP/1.1\nHost: x\nACCEPT: text/plain\n\n")
         assert (head.split(b"\r\n")[0], body) == (b"HTTP/1.1 200 OK", b"/echo text/plain")
         head, body = await ask(port, "HEAD /echo HTTP/1.0\n\n")
@@ -77,11 +85,9 @@ def test_a_taken_port_is_warned_of_once(monkeypatch: pytest.MonkeyPatch, caplog:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             server = HttpServer(*taken.getsockname())
             serving = asyncio.create_task(server.run())
-            while tries < 3:
-                await asyncio.sleep(0.01)
-        while not server.is_serving:
-            await asyncio.sleep(0.01)
+            await until(lambda: tries >= 3)
+        await until(lambda: server.is_serving)
         serving.cancel()
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(main())
     assert [record.levelname for record in caplog.records if record.levelno >= logging.WARNING] == ["WARNING"]
