@@ -47,6 +47,7 @@ class _Code:
     ANSWER = 10
     STACK_ORDER = 11
     STACK = 12
+    ENQUEUED = 13
 
 
 class Kind(StrEnum):
@@ -231,6 +232,17 @@ class Stack(NamedTuple):
         return _FRAME.pack(_TOKEN.size + len(text), _Code.STACK) + _TOKEN.pack(self.run_id, self.epoch) + text
 
 
+class Enqueued(NamedTuple):
+    """A body has enqueued so many runs of a task, and they are committed."""
+
+    task: str
+    queue: str
+    number: int
+
+    def encode(self) -> bytes:
+        return _numbered(_Code.ENQUEUED, self.number, f"{self.task}\n{self.queue}")
+
+
 @dataclass(frozen=True, slots=True)
 class News:
     """From the zygote: a JSON document with the key ``event``. See zygote.py for the list."""
@@ -255,7 +267,11 @@ Message = (
     | Answer
     | StackOrder
     | Stack
+    | Enqueued
 )
+
+Aside = Question | Stack
+Said = Progress | Aside | Enqueued  # by executors while bodies run
 
 
 class BrokenStream(Exception):
@@ -319,6 +335,12 @@ def _number_and_text(data: bytes, start: int, end: int) -> tuple[int, str]:
     return number, data[start + _NUMBER.size : end].decode()
 
 
+def _enqueued(data: bytes, start: int, end: int) -> Message:
+    number, text = _number_and_text(data, start, end)
+    task, _, queue = text.partition("\n")  # there is none in the path of a task
+    return Enqueued(task, queue, number)
+
+
 def _stop_order(data: bytes, start: int, end: int) -> Message:
     run_id, epoch = _TOKEN.unpack_from(data, start)
     return StopOrder(run_id, epoch, Stop(data[end - 1]))
@@ -336,6 +358,7 @@ _DECODERS: dict[int, Callable[[bytes, int, int], Message]] = {
     _Code.ANSWER: lambda data, start, end: Answer(*_number_and_text(data, start, end)),
     _Code.STACK_ORDER: lambda data, start, end: StackOrder(*_TOKEN.unpack_from(data, start)),
     _Code.STACK: _stack,
+    _Code.ENQUEUED: _enqueued,
     _Code.NEWS: lambda data, start, end: News(data[start:end].decode()),
 }
 

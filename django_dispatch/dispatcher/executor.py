@@ -49,6 +49,7 @@ class Flight:
     lease: bytes
     claimed_at: float
     timeout_seconds: float | None = None
+    due_at: float = 0.0
     started_at: float | None = None
     stop: Stop | None = None
     kill_at: float | None = None
@@ -193,12 +194,13 @@ class Executor:
             if len(data) < LARGEST_READ:
                 return
 
-    def mark_started(self, token: Token, now: float) -> None:
-        """Note that a body has begun."""
+    def mark_started(self, token: Token, now: float) -> Flight | None:
+        """Note that a body has begun; return its flight, if it is one of ours."""
         flight = self.flights.get(token)
         if flight is not None:
             flight.started_at = now
             self.unstarted -= 1
+        return flight
 
     def land(self, token: Token) -> Flight | None:
         """Take a flight off: it has an outcome."""

@@ -25,10 +25,12 @@ from ..wakeups.base import Wakeup
 from ..wakeups.pg_notify import Listener
 from . import process
 from .answering import Answering
+from .backlogs import Backlogs
 from .children import Children
 from .claims import Claims
 from .executor import Flight
 from .housekeeping import Housekeeping
+from .http import HttpServer
 from .lease import LeaseKeeper
 from .listening import open_listener
 from .looks import Looks
@@ -36,6 +38,7 @@ from .own_tasks import OwnTasks
 from .pool import Pool
 from .progress import ProgressNotes
 from .queues import Queues
+from .scrapes import PATH, Scrapes
 from .sessions import Sessions
 from .shutdown import drain, surrender
 from .stacks import Stacks
@@ -95,6 +98,9 @@ class Dispatcher:
         self.answering = Answering(self, self.sessions.line)
         self.pool.on_aside = self.answering.on_aside
         self.listener = self._make_listener()
+        self.backlogs = Backlogs(self.store, self._tasks.soon)
+        self.http = HttpServer(settings.metrics_host, settings.metrics_port)
+        self.http.routes[PATH] = Scrapes(self).answer
 
     # the parts
 
@@ -216,6 +222,8 @@ class Dispatcher:
             self._tasks.own(name, self.housekeeping.repeat(name, seconds, step))
         if self.listener is not None:
             self._tasks.own("listener", self.listener.run())
+        if self.settings.metrics_port:
+            self._tasks.own("http", self.http.run())
         await self._ending.wait()
         return await self._end()
 
@@ -293,7 +301,7 @@ class Dispatcher:
         self._tasks.own("look afresh", self.looks.look_afresh())
 
     def _on_wakeup(self, wakeup: Wakeup) -> None:
-        self.stats.wakeups_received += 1
+        self.stats.wakeups_received["pg_notify", wakeup.kind] += 1
         if wakeup.kind == "ready":
             self.looks.on_ready([wakeup.value])
         elif wakeup.kind == "scheduled":

@@ -16,7 +16,7 @@ from django.db import DataError
 # cause better; and a trouble that comes and goes is no flood.
 FIRST_SILENCE_SECONDS = 5.0
 LONGEST_SILENCE_SECONDS = 60.0
-UNDEFINED_TABLE = "42P01"
+UNDEFINED = ("42P01", "42703")  # a table, a column
 
 logger = logging.getLogger("django_dispatch.database")
 
@@ -87,7 +87,7 @@ class Trouble:
 def text_of(error: Exception) -> str:
     """Return the first line of what a database error says, and what to do about it where that is known."""
     text = str(error).strip().split("\n", 1)[0] or type(error).__name__
-    if getattr(error.__cause__, "sqlstate", None) == UNDEFINED_TABLE:
+    if getattr(error.__cause__, "sqlstate", None) in UNDEFINED:
         text += "; has manage.py migrate been run on this database?"
     return text
 
