@@ -6,6 +6,8 @@ believed: every so often the dispatcher sends itself a wakeup, and a connection 
 
 import asyncio
 import contextlib
+import os
+import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -94,16 +96,18 @@ class Listener:
     async def _hear(self, connection: psycopg.AsyncConnection[Any]) -> None:
         """Read whenever there is something to read: ``connection.notifies()`` would look ten times a second as well."""
         loop, readable = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(connection.fileno(), readable.set)
-        try:
-            while True:
-                while notify := connection.pgconn.notifies():
-                    self._on_notify(notify.relname.decode(), notify.extra.decode(errors="replace"))
-                await readable.wait()
-                readable.clear()
-                connection.pgconn.consume_input()
-        finally:
-            loop.remove_reader(connection.fileno())
+        # A descriptor of our own: libpq closes its socket when that breaks, and somebody else may get the number.
+        with socket.socket(fileno=os.dup(connection.fileno())) as watched:
+            loop.add_reader(watched, readable.set)
+            try:
+                while True:
+                    while notify := connection.pgconn.notifies():
+                        self._on_notify(notify.relname.decode(), notify.extra.decode(errors="replace"))
+                    await readable.wait()
+                    readable.clear()
+                    connection.pgconn.consume_input()
+            finally:
+                loop.remove_reader(watched)
 
     def _on_notify(self, channel: str, payload: str) -> None:
         self._heard.set()
