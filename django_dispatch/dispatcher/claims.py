@@ -119,7 +119,9 @@ class Claims:
     def on_outcome(self, flight: Flight, outcome: Outcome, progress: str | None) -> None:
         """Write what a run has come to, and its last progress; what belongs to a lost lease does not count."""
         if flight.lease != self._lease:
-            logger.warning("Run %s (%s): its lease was lost; the outcome is dropped.", flight.run.id, flight.run.task)
+            run = flight.run
+            text = "Run %s (%s): its lease was lost; the outcome is dropped."
+            logger.warning(text, run.id, run.task, extra=run.log_fields)
             self._stats.outcomes_dropped += 1
             return
         facts = self._pool.facts.get(flight.run.task)
@@ -326,7 +328,8 @@ class Claims:
             run = ended.flight.run
             if run.id in busy:
                 if not ended.was_busy:
-                    logger.warning("Run %s (%s): a transaction holds its row; its outcome waits.", run.id, run.task)
+                    text = "Run %s (%s): a transaction holds its row; its outcome waits."
+                    logger.warning(text, run.id, run.task, extra=run.log_fields)
                 self._busy.append(ended._replace(was_busy=True))
         if self._busy_retry is None:
             self._busy_retry = self._loop.call_later(self._busy_backoff.next_seconds(), self._retry_busy)
@@ -352,9 +355,11 @@ class Claims:
             if run.id not in refused:
                 _log(ended)
             elif was_resent:
-                logger.info("Run %s (%s): its outcome was written before the connection broke.", run.id, run.task)
+                text = "Run %s (%s): its outcome was written before the connection broke."
+                logger.info(text, run.id, run.task, extra=run.log_fields)
             else:
-                logger.warning("Run %s (%s): lease lost; its outcome is dropped.", run.id, run.task)
+                text = "Run %s (%s): lease lost; its outcome is dropped."
+                logger.warning(text, run.id, run.task, extra=run.log_fields)
                 self._stats.outcomes_dropped += 1
 
     async def _reconcile(self, lease_id: UUID) -> None:
@@ -364,7 +369,8 @@ class Claims:
         # All at one moment: what lands while a release is written is ours all the same.
         unknown = sorted(token for token in held if token not in ours and not self._pool.knows(token))
         for run_id, epoch in unknown:
-            logger.warning("Run %s was claimed, but the answer was lost; it is released.", run_id)
+            text = "Run %s was claimed, but the answer was lost; it is released."
+            logger.warning(text, run_id, extra={"run_id": run_id})
             release = Settlement(run_id, epoch, "READY", was_started=False)
             exchange = await self._exchanger.exchange(lease_id, [release], queues=(), limit=0)
             if exchange.busy:
@@ -393,4 +399,10 @@ def _log(ended: Ended) -> None:
             outcome.verdict.name.lower().replace("_", " "),
             outcome.duration_seconds,
             run.attempt,
+            extra=run.log_fields
+            | {
+                "status": settlement.status,
+                "verdict": outcome.verdict.name.lower(),
+                "duration_seconds": round(outcome.duration_seconds, 6),
+            },
         )

@@ -121,7 +121,12 @@ class Housekeeping:
         self.lost_leases.difference_update(dead_leases)
         for run in reclaimed:
             logger.warning(
-                "Run %s (%s) is reclaimed from lease %s: %s.", run.run_id, run.task, run.lease_id, run.status
+                "Run %s (%s) is reclaimed from lease %s: %s.",
+                run.run_id,
+                run.task,
+                run.lease_id,
+                run.status,
+                extra=run.log_fields | {"status": run.status},
             )
         self.learn_neighbours()  # whom no wakeup announced
         self.promote_soon()

@@ -12,6 +12,8 @@ from datetime import datetime
 from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, Unpack
 from uuid import UUID
 
+from ..logs import run_fields
+
 
 class NewRun(NamedTuple):
     """A run to be recorded. ``args``, ``kwargs`` and ``meta`` are JSON texts; a None leaves it to the database or task.
@@ -101,6 +103,11 @@ class ClaimedRun(NamedTuple):
     kwargs: str
     uuid: str | None = None
 
+    @property
+    def log_fields(self) -> dict[str, object]:
+        """What a record that concerns this run carries."""
+        return run_fields(self.id, self.task, self.queue, self.attempt)
+
 
 class Settlement(NamedTuple):
     """What becomes of a claimed run: the write that ends its claim.
@@ -143,6 +150,11 @@ class Reclaimed:
     queue: str
     status: str
     lease_id: UUID
+
+    @property
+    def log_fields(self) -> dict[str, object]:
+        """What a record that concerns this run carries."""
+        return run_fields(self.run_id, self.task, self.queue)
 
 
 @dataclass(frozen=True, slots=True)
