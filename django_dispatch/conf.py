@@ -168,6 +168,9 @@ class DispatchSettings:
     # control commands, and runs that come as messages
     control_channel: str = _key(_channel, "django_dispatch_control")
     notify_channels: Mapping[str, str] = _key(_notify_channels, dict)
+    # what scrapers and probes are answered
+    metrics_host: str = _key(_text, "127.0.0.1")
+    metrics_port: int = _key(lambda v: _whole(v, minimum=0, maximum=65_535), 8070)
     # what a dispatcher serves
     node: str = _key(lambda v: _text(v, maximum=MAX_NODE_LENGTH), socket.gethostname)
     queues: tuple[str, ...] | None = _key(_queues, None)

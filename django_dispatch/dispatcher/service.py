@@ -29,6 +29,7 @@ from .children import Children
 from .claims import Claims
 from .executor import Flight
 from .housekeeping import Housekeeping
+from .http import HttpServer
 from .lease import LeaseKeeper
 from .listening import open_listener
 from .looks import Looks
@@ -95,6 +96,7 @@ class Dispatcher:
         self.answering = Answering(self, self.sessions.line)
         self.pool.on_aside = self.answering.on_aside
         self.listener = self._make_listener()
+        self.http = HttpServer(settings.metrics_host, settings.metrics_port) if settings.metrics_port else None
 
     # the parts
 
@@ -220,6 +222,8 @@ class Dispatcher:
             self._tasks.own(name, self.housekeeping.repeat(name, seconds, step))
         if self.listener is not None:
             self._tasks.own("listener", self.listener.run())
+        if self.http is not None:
+            self._tasks.own("http", self.http.run())
         await self._ending.wait()
         return await self._end()
 

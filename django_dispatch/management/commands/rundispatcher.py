@@ -51,6 +51,8 @@ class Command(BaseCommand):
         add("--burst", action="store_true", help="Exit when nothing is due and nothing runs.")
         add("--max-runs", type=int, metavar="N", help="Exit after N runs.")
         add("--no-listen", action="store_true", help="Do not LISTEN for wakeups: find work by polling alone.")
+        add("--metrics-port", type=int, metavar="PORT", help="Serve metrics and health here. Default: 8070. 0: do not.")
+        add("--metrics-host", metavar="ADDRESS", help="And on this address. Default: 127.0.0.1. 0.0.0.0: on all.")
         reloading = parser.add_mutually_exclusive_group()
         reloading.add_argument(
             "--reload",
@@ -97,6 +99,8 @@ class Command(BaseCommand):
                 lease_ttl=options["lease_ttl"],
                 shutdown_timeout=options["shutdown_timeout"],
                 log_format=options["log_format"],
+                metrics_port=options["metrics_port"],
+                metrics_host=options["metrics_host"],
                 wakeups=[] if options["no_listen"] else None,
             )
         except ImproperlyConfigured as error:
