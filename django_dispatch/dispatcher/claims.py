@@ -21,6 +21,7 @@ from .backoff import Backoff
 from .executor import Flight, Token
 from .pool import Pool
 from .room import Room
+from .run_log import tell, tell_ended
 from .stats import Stats
 from .store_thread import StoreThread
 from .trouble import Trouble, is_unstorable, text_of
@@ -119,9 +120,7 @@ class Claims:
     def on_outcome(self, flight: Flight, outcome: Outcome, progress: str | None) -> None:
         """Write what a run has come to, and its last progress; what belongs to a lost lease does not count."""
         if flight.lease != self._lease:
-            run = flight.run
-            text = "Run %s (%s): its lease was lost; the outcome is dropped."
-            logger.warning(text, run.id, run.task, extra=run.log_fields)
+            tell(logging.WARNING, flight.run, "its lease was lost; the outcome is dropped.")
             self._stats.outcomes_dropped += 1
             return
         facts = self._pool.facts.get(flight.run.task)
@@ -328,8 +327,7 @@ class Claims:
             run = ended.flight.run
             if run.id in busy:
                 if not ended.was_busy:
-                    text = "Run %s (%s): a transaction holds its row; its outcome waits."
-                    logger.warning(text, run.id, run.task, extra=run.log_fields)
+                    tell(logging.WARNING, run, "a transaction holds its row; its outcome waits.")
                 self._busy.append(ended._replace(was_busy=True))
         if self._busy_retry is None:
             self._busy_retry = self._loop.call_later(self._busy_backoff.next_seconds(), self._retry_busy)
@@ -353,13 +351,11 @@ class Claims:
             was_resent = ended.flight.token in self._resent
             self._resent.discard(ended.flight.token)
             if run.id not in refused:
-                _log(ended)
+                tell_ended(run, ended.outcome, ended.settlement)
             elif was_resent:
-                text = "Run %s (%s): its outcome was written before the connection broke."
-                logger.info(text, run.id, run.task, extra=run.log_fields)
+                tell(logging.INFO, run, "its outcome was written before the connection broke.")
             else:
-                text = "Run %s (%s): lease lost; its outcome is dropped."
-                logger.warning(text, run.id, run.task, extra=run.log_fields)
+                tell(logging.WARNING, run, "lease lost; its outcome is dropped.")
                 self._stats.outcomes_dropped += 1
 
     async def _reconcile(self, lease_id: UUID) -> None:
@@ -380,29 +376,3 @@ class Claims:
                 logger.error("Executor %s runs what is not ours any more; it is killed.", executor.pid)
                 self._pool.kill(executor, "its run is not ours any more")
         self._must_reconcile = False
-
-
-def _log(ended: Ended) -> None:
-    """One line a transition: INFO when all is well, WARNING when somebody may want to know."""
-    run, outcome, settlement = ended.flight.run, ended.outcome, ended.settlement
-    if settlement.status == "FAILED" or settlement.has_failed or settlement.was_interrupted:
-        level = logging.WARNING
-    else:
-        level = logging.DEBUG if outcome.verdict is Verdict.UNSTARTED else logging.INFO
-    if logger.isEnabledFor(level):
-        logger.log(
-            level,
-            "Run %s %s %s: %s after %.3f s (attempt %s).",
-            run.id,
-            run.task,
-            settlement.status,
-            outcome.verdict.name.lower().replace("_", " "),
-            outcome.duration_seconds,
-            run.attempt,
-            extra=run.log_fields
-            | {
-                "status": settlement.status,
-                "verdict": outcome.verdict.name.lower(),
-                "duration_seconds": round(outcome.duration_seconds, 6),
-            },
-        )

@@ -28,6 +28,7 @@ from .answering import Answering
 from .children import Children
 from .claims import Claims
 from .executor import Flight
+from .health import Health
 from .housekeeping import Housekeeping
 from .http import HttpServer
 from .lease import LeaseKeeper
@@ -37,6 +38,7 @@ from .own_tasks import OwnTasks
 from .pool import Pool
 from .progress import ProgressNotes
 from .queues import Queues
+from .service_manager import ServiceManager
 from .sessions import Sessions
 from .shutdown import drain, surrender
 from .stacks import Stacks
@@ -97,6 +99,10 @@ class Dispatcher:
         self.pool.on_aside = self.answering.on_aside
         self.listener = self._make_listener()
         self.http = HttpServer(settings.metrics_host, settings.metrics_port) if settings.metrics_port else None
+        self.health = Health(self)
+        if self.http is not None:
+            self.http.routes |= self.health.routes()
+        self.service_manager = ServiceManager(self.health)
 
     # the parts
 
@@ -109,7 +115,7 @@ class Dispatcher:
             claim_limit=self.settings.claim_limit,
             default_timeout_seconds=self.settings.default_timeout_seconds,
             on_outcome=self._on_outcome,
-            on_progress=self._on_progress,
+            on_progress=lambda flight, text: self.progress.note(flight.token, text),
             on_room=self._on_room,
             is_writing=lambda: self.claims.is_under_way,
             stats=self.stats,
@@ -224,6 +230,7 @@ class Dispatcher:
             self._tasks.own("listener", self.listener.run())
         if self.http is not None:
             self._tasks.own("http", self.http.run())
+        self._tasks.own("service manager", self.service_manager.run())
         await self._ending.wait()
         return await self._end()
 
@@ -353,9 +360,6 @@ class Dispatcher:
     def _on_room(self) -> None:
         self.claims.on_room()
 
-    def _on_progress(self, flight: Flight, text: str) -> None:
-        self.progress.note(flight.token, text)
-
     # the end
 
     def _on_quiet(self) -> None:
@@ -374,6 +378,7 @@ class Dispatcher:
             self.end("nothing is due")
 
     async def _end(self) -> int:
+        self.service_manager.say_stopping()
         self.keeper.drain()
         await drain(
             self.pool,
