@@ -11,6 +11,7 @@ django_dispatch.E005  a task module cannot be imported
 django_dispatch.W001  LISTEN would go through a transaction pooler, where it hears nothing
 django_dispatch.W002  psycopg runs in its pure Python implementation
 django_dispatch.W003  ``DISPATCH["NOTIFY_CHANNELS"]`` names channels, but ``WAKEUPS`` is empty: nobody listens
+django_dispatch.W004  ``DISPATCH["METRICS_PORT"]`` is set, but prometheus-client is not installed
 ====================  ==========================================================================================
 
 They have two tags, because the dispatcher must not import task modules: a command that names
@@ -26,6 +27,7 @@ from django.core.checks import CheckMessage, Error, Warning, register
 from django.db import connections
 
 from django_dispatch import conf
+from django_dispatch.metrics import HINT, can_be_exposed
 
 SETTINGS_TAG = "django_dispatch"
 TASKS_TAG = "django_dispatch_tasks"
@@ -44,7 +46,7 @@ def check_settings(app_configs: Sequence[AppConfig] | None = None, **_: Any) -> 
     found, problems = conf.examine(getattr(settings, "DISPATCH", {}))
     if found is None:
         return [Error(problem.message, hint=problem.hint, id="django_dispatch.E001") for problem in problems]
-    return list(_database_messages(found))
+    return [*_database_messages(found), *_metrics_messages(found)]
 
 
 def check_tasks(app_configs: Sequence[AppConfig] | None = None, **_: Any) -> list[CheckMessage]:
@@ -92,6 +94,15 @@ def _database_messages(found: conf.DispatchSettings) -> Iterator[CheckMessage]:
             id="django_dispatch.W003",
         )
     yield from _psycopg_messages()
+
+
+def _metrics_messages(found: conf.DispatchSettings) -> Iterator[CheckMessage]:
+    if "METRICS_PORT" in getattr(settings, "DISPATCH", {}) and found.metrics_port and not can_be_exposed():
+        yield Warning(
+            f"No metrics can be served on port {found.metrics_port}: prometheus-client is not installed.",
+            hint=f"{HINT}, or set DISPATCH['METRICS_PORT'] to 0.",
+            id="django_dispatch.W004",
+        )
 
 
 def _is_pooled(database: dict[str, Any]) -> bool:

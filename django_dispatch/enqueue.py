@@ -1,18 +1,21 @@
 """Record runs in the caller's transaction, and wake dispatchers once it has committed; in the caller's process."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict, TypeGuard, overload
 
 from django.conf import settings
+from django.db import connections, transaction
 from django.utils import timezone
 
 from . import conf
 from .arguments import is_storable
 from .exceptions import InvalidOption
+from .metrics.enqueued import enqueued
 from .store import postgres_enqueue as store
 from .store.base import NewRun
 from .wakeups.base import CHANNEL, Wakeup
@@ -133,6 +136,7 @@ def enqueue(new: NewRun) -> "Run":
     else:
         recorded = store.enqueue(using, new)
         wake_after_commit(using, _wakeup(new, recorded))
+    count_after_commit(using, {(new.task, new.queue): 1})
     return _run(using, new, recorded)
 
 
@@ -171,7 +175,21 @@ def enqueue_many(news: Iterable[NewRun]) -> Runs:
     runs = store.enqueue_many(using, news)
     for wakeup in dict.fromkeys(map(_wakeup, news, runs)):
         wake_after_commit(using, wakeup)
+    count_after_commit(using, Counter((new.task, new.queue) for new in news))
     return Runs(using, news, runs)
+
+
+def count_after_commit(using: str, numbers: Mapping[tuple[str, str], int]) -> None:
+    """Count runs by task and queue, when the caller's transaction has committed; at once if there is none."""
+
+    def count() -> None:
+        for (task, queue), number in numbers.items():
+            enqueued.count(task, queue, number)
+
+    if connections[using].in_atomic_block:
+        transaction.on_commit(count, using=using, robust=True)
+    else:
+        count()
 
 
 def _wakeup(new: NewRun, recorded: store.Recorded) -> Wakeup:

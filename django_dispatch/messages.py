@@ -47,6 +47,7 @@ class _Code:
     ANSWER = 10
     STACK_ORDER = 11
     STACK = 12
+    ENQUEUED = 13
 
 
 class Kind(StrEnum):
@@ -232,6 +233,17 @@ class Stack(NamedTuple):
         return _FRAME.pack(_TOKEN.size + len(text), _Code.STACK) + _TOKEN.pack(self.run_id, self.epoch) + text
 
 
+class Enqueued(NamedTuple):
+    """A body has enqueued so many runs of a task, and they are committed."""
+
+    task: str
+    queue: str
+    number: int
+
+    def encode(self) -> bytes:
+        return _numbered(_Code.ENQUEUED, self.number, json.dumps([self.task, self.queue]))
+
+
 @dataclass(frozen=True, slots=True)
 class News:
     """From the zygote: a JSON document with the key ``event``. See zygote.py for the list."""
@@ -256,6 +268,7 @@ Message = (
     | Answer
     | StackOrder
     | Stack
+    | Enqueued
 )
 
 
@@ -320,6 +333,12 @@ def _number_and_text(data: bytes, start: int, end: int) -> tuple[int, str]:
     return number, data[start + _NUMBER.size : end].decode()
 
 
+def _enqueued(data: bytes, start: int, end: int) -> Message:
+    number, text = _number_and_text(data, start, end)
+    task, queue = json.loads(text)
+    return Enqueued(str(task), str(queue), number)
+
+
 def _stop_order(data: bytes, start: int, end: int) -> Message:
     run_id, epoch = _TOKEN.unpack_from(data, start)
     return StopOrder(run_id, epoch, Stop(data[end - 1]))
@@ -337,6 +356,7 @@ _DECODERS: dict[int, Callable[[bytes, int, int], Message]] = {
     _Code.ANSWER: lambda data, start, end: Answer(*_number_and_text(data, start, end)),
     _Code.STACK_ORDER: lambda data, start, end: StackOrder(*_TOKEN.unpack_from(data, start)),
     _Code.STACK: _stack,
+    _Code.ENQUEUED: _enqueued,
     _Code.NEWS: lambda data, start, end: News(data[start:end].decode()),
 }
 

@@ -114,6 +114,8 @@ class Run(models.Model):
     errors = models.JSONField(_("errors"), default=list, db_default=[])
     meta = models.JSONField(_("meta"), default=dict, db_default={})
     enqueued_at = models.DateTimeField(_("enqueued at"), db_default=Now())
+    # Since when it can be claimed, if not since it was enqueued: it was due later, or it is READY again.
+    ready_at = models.DateTimeField(_("ready at"), null=True, blank=True)
     started_at = models.DateTimeField(_("started at"), null=True, blank=True)
     finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from . import conf
+from .enqueue import count_after_commit
 from .exceptions import InvalidOption
 from .store import postgres_enqueue as store
 from .wakeups.base import Wakeup
@@ -56,6 +57,7 @@ def run_again(run: "Run | int") -> "Run":
     if new is None:
         raise InvalidOption(f"Run {_id_of(run)} cannot be run again: it has not ended, or does not exist.")
     wake_after_commit(using, Wakeup("ready", new.queue))
+    count_after_commit(using, {(new.task, new.queue): 1})
     return new
 
 

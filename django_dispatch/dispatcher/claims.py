@@ -96,6 +96,7 @@ class Claims:
         self._must_reconcile = False
         self._is_asking = False
         self._undelivered: list[ClaimedRun] = []
+        self._undelivered_asked_at = 0.0
         self.lease_id: UUID | None = None
         self._lease = b""
         self.is_claiming = False
@@ -214,9 +215,12 @@ class Claims:
         finally:
             self._is_asking = False
         self._trouble.succeeded("claims")
+        self._stats.claim_seconds.observe(self._loop.time() - began)
+        if limit:
+            self._stats.claim_runs.observe(len(exchange.claimed))
         self._note_answers(batch, exchange)
         if self.lease_id == lease_id:
-            self._take(exchange, limit, lease_id)
+            self._take(exchange, limit, lease_id, began)
             found_nothing = limit > 0 and not exchange.claimed
             if found_nothing and not batch:
                 self._pace_looks()
@@ -297,10 +301,9 @@ class Claims:
         refused = [run_id for half in halves for run_id in half.refused]
         return Exchange((), refused, [run_id for half in halves for run_id in half.busy])
 
-    def _take(self, exchange: Exchange, limit: int, lease_id: UUID) -> None:
-        self.claimed_total += len(exchange.claimed)
-        self._stats.runs_claimed = self.claimed_total
-        self._undelivered = list(exchange.claimed)
+    def _take(self, exchange: Exchange, limit: int, lease_id: UUID, asked_at: float) -> None:
+        self._stats.runs_claimed = self.claimed_total = self.claimed_total + len(exchange.claimed)
+        self._undelivered, self._undelivered_asked_at = list(exchange.claimed), asked_at
         if limit and len(exchange.claimed) == limit:
             # There is more: executors are given theirs when the next statement is out, while the database works.
             self._should_look = True
@@ -312,7 +315,7 @@ class Claims:
     def _deliver(self, lease_id: UUID) -> None:
         runs, self._undelivered = self._undelivered, []
         if self.lease_id == lease_id:
-            self._pool.take(runs, lease_id)
+            self._pool.take(runs, lease_id, self._undelivered_asked_at)
         if self._should_look:
             self._event.set()  # there may be room that these were thought to need
 
@@ -343,7 +346,8 @@ class Claims:
         refused = set(exchange.refused)
         for ended in batch:
             if ended.settlement.run_id not in refused:
-                self._stats.count_finished(ended.flight.run, ended.settlement.status)
+                is_known = ended.outcome.verdict is not Verdict.UNKNOWN_TASK
+                self._stats.count_finished(ended.flight.run, ended.settlement.status, is_known=is_known)
         if not refused and not self._resent and not logger.isEnabledFor(logging.INFO):
             batch = [ended for ended in batch if ended.settlement.error is not None]
         for ended in batch:

@@ -53,6 +53,7 @@ class Flight:
     stop: Stop | None = None
     kill_at: float | None = None
     ticket: int = 0
+    due_at: float = 0.0
 
 
 @dataclass(eq=False)
@@ -193,12 +194,13 @@ class Executor:
             if len(data) < LARGEST_READ:
                 return
 
-    def mark_started(self, token: Token, now: float) -> None:
-        """Note that a body has begun."""
+    def mark_started(self, token: Token, now: float) -> Flight | None:
+        """Note that a body has begun; return its flight, if it is one of ours."""
         flight = self.flights.get(token)
         if flight is not None:
             flight.started_at = now
             self.unstarted -= 1
+        return flight
 
     def land(self, token: Token) -> Flight | None:
         """Take a flight off: it has an outcome."""

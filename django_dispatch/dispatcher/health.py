@@ -51,7 +51,7 @@ class Health:
     def status(self) -> str:
         """Say in a line what it does."""
         running = sum(flight.started_at is not None for flight in self._pool.flights())
-        finished = self._stats.runs_finished.total()
+        finished = sum(self._stats.runs_finished.values())
         what = f"{self._dispatcher.state}, {running} running, {finished} finished"
         reasons = self.unready()
         return f"{what}; not ready: {', '.join(reasons)}" if reasons else what

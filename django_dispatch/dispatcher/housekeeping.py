@@ -120,6 +120,7 @@ class Housekeeping:
         )
         self.lost_leases.difference_update(dead_leases)
         for run in reclaimed:
+            self._stats.count_reclaimed(run.queue, run.status)
             logger.warning(
                 "Run %s (%s) is reclaimed from lease %s: %s.",
                 run.run_id,

@@ -12,7 +12,20 @@ from uuid import UUID
 
 from ..executors.fence import Board, now_ns
 from ..finish import TaskFacts
-from ..messages import Kind, Outcome, Progress, Question, Ready, Retiring, Stack, Started, Stop, Verdict, error_document
+from ..messages import (
+    Enqueued,
+    Kind,
+    Outcome,
+    Progress,
+    Question,
+    Ready,
+    Retiring,
+    Stack,
+    Started,
+    Stop,
+    Verdict,
+    error_document,
+)
 from ..store.base import ClaimedRun
 from .backoff import Backoff
 from .death import Death, cause_of, outcome_of
@@ -118,8 +131,8 @@ class Pool:
 
     # runs
 
-    def take(self, runs: Sequence[ClaimedRun], lease_id: UUID) -> None:
-        """Start claimed runs as soon as executors are free."""
+    def take(self, runs: Sequence[ClaimedRun], lease_id: UUID, asked_at: float) -> None:
+        """Start claimed runs as soon as executors are free; they were asked for then, by the loop's clock."""
         now, lease = self._loop.time(), lease_id.bytes
         for run in runs:
             facts = self.facts.get(run.task)
@@ -128,6 +141,7 @@ class Pool:
                 continue
             timeout_seconds = run.timeout_seconds or facts.timeout_seconds or self._default_timeout_seconds
             flight = Flight(run, (run.id, run.epoch), facts, lease, now, timeout_seconds)
+            flight.due_at = asked_at - run.due_seconds
             if self.waiting or not self._assign(flight):
                 self.waiting.append(flight)
         self._flush()
@@ -198,8 +212,10 @@ class Pool:
                 had_outcome = True
                 self._land(executor, message)
             elif isinstance(message, Started):
-                executor.mark_started(message, now)
-            elif isinstance(message, Progress | Question | Stack):
+                flight = executor.mark_started(message, now)
+                if flight is not None:
+                    self._stats.count_started(flight.run, now - flight.due_at)
+            elif isinstance(message, Progress | Question | Stack | Enqueued):
                 self._hear(executor, message)
             elif isinstance(message, Ready):
                 executor.is_ready = had_outcome = True
@@ -220,9 +236,11 @@ class Pool:
             self._loop.remove_reader(executor.stream)
             self._unread.append(executor)
 
-    def _hear(self, executor: Executor, message: Progress | Question | Stack) -> None:
+    def _hear(self, executor: Executor, message: Progress | Question | Stack | Enqueued) -> None:
         """Pass on what is said while bodies run."""
-        if not isinstance(message, Progress):
+        if isinstance(message, Enqueued):
+            self._stats.count_enqueued(*message)
+        elif not isinstance(message, Progress):
             self.on_aside(executor, message)
         elif flight := executor.flights.get((message.run_id, message.epoch)):
             self._on_progress(flight, message.text)
@@ -233,6 +251,7 @@ class Pool:
             if flight.started_at is not None:
                 executor.finished += 1
                 self.durations.learn(flight.run.task, outcome.duration_seconds)
+                self._stats.count_ended(flight.run, outcome.duration_seconds)
             self._on_outcome(flight, outcome)
 
     def _cut_off(self, executor: Executor) -> None:
@@ -362,6 +381,8 @@ class Pool:
         now, death = self._loop.time(), Death(who, status, cause, peak_kb, note, executor.fault)
         for flight in list(executor.flights.values()):
             executor.land(flight.token)
+            if flight.started_at is not None:
+                self._stats.count_ended(flight.run, now - flight.started_at)
             self._on_outcome(flight, outcome_of(flight, death, now))
         executor.close()
         if not executor.is_ready and not cause:

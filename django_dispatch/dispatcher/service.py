@@ -25,6 +25,7 @@ from ..wakeups.base import Wakeup
 from ..wakeups.pg_notify import Listener
 from . import process
 from .answering import Answering
+from .backlogs import Backlogs
 from .children import Children
 from .claims import Claims
 from .executor import Flight
@@ -38,6 +39,7 @@ from .own_tasks import OwnTasks
 from .pool import Pool
 from .progress import ProgressNotes
 from .queues import Queues
+from .scrapes import PATH, Scrapes
 from .service_manager import ServiceManager
 from .sessions import Sessions
 from .shutdown import drain, surrender
@@ -98,11 +100,11 @@ class Dispatcher:
         self.answering = Answering(self, self.sessions.line)
         self.pool.on_aside = self.answering.on_aside
         self.listener = self._make_listener()
-        self.http = HttpServer(settings.metrics_host, settings.metrics_port) if settings.metrics_port else None
+        self.backlogs = Backlogs(self.store, self._tasks.soon)
         self.health = Health(self)
-        if self.http is not None:
-            self.http.routes |= self.health.routes()
         self.service_manager = ServiceManager(self.health)
+        self.http = HttpServer(settings.metrics_host, settings.metrics_port)
+        self.http.routes |= {PATH: Scrapes(self).answer, **self.health.routes()}
 
     # the parts
 
@@ -228,7 +230,7 @@ class Dispatcher:
             self._tasks.own(name, self.housekeeping.repeat(name, seconds, step))
         if self.listener is not None:
             self._tasks.own("listener", self.listener.run())
-        if self.http is not None:
+        if self.settings.metrics_port:
             self._tasks.own("http", self.http.run())
         self._tasks.own("service manager", self.service_manager.run())
         await self._ending.wait()
@@ -308,7 +310,7 @@ class Dispatcher:
         self._tasks.own("look afresh", self.looks.look_afresh())
 
     def _on_wakeup(self, wakeup: Wakeup) -> None:
-        self.stats.wakeups_received += 1
+        self.stats.wakeups_received["pg_notify", wakeup.kind] += 1
         if wakeup.kind == "ready":
             self.looks.on_ready([wakeup.value])
         elif wakeup.kind == "scheduled":

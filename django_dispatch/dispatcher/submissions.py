@@ -157,6 +157,9 @@ class Submissions:
             return [run for message in messages for run in await self.record([message])]
         new = [run for run in received if run.is_new]
         self._stats.runs_received += len(new)
+        tasks = {message.uuid: message.run.task for message in messages}
+        for run in new:
+            self._stats.count_enqueued(tasks[run.uuid], run.queue, 1)
         if queues := sorted({run.queue for run in new if run.status == "READY"}):
             self._on_ready(queues)
         words = {"READY": "ready", "SCHEDULED": "scheduled"}

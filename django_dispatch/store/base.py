@@ -102,6 +102,8 @@ class ClaimedRun(NamedTuple):
     args: str
     kwargs: str
     uuid: str | None = None
+    due_seconds: float = 0.0
+    """For how long it had been due when it was claimed."""
 
     @property
     def log_fields(self) -> dict[str, object]:
@@ -155,6 +157,17 @@ class Reclaimed:
     def log_fields(self) -> dict[str, object]:
         """What a record that concerns this run carries."""
         return run_fields(self.run_id, self.task, self.queue)
+
+
+class Backlog(NamedTuple):
+    """The READY runs of one queue: how many, at most BACKLOG_LIMIT, and how long the oldest has been due."""
+
+    queue: str
+    ready: int
+    oldest_seconds: float
+
+
+BACKLOG_LIMIT = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +268,14 @@ class Store(ABC):
     @abstractmethod
     def ready_queues(self) -> Sequence[str]:
         """Return the names of the queues that have READY runs."""
+
+    @abstractmethod
+    def backlogs(self) -> Sequence[Backlog]:
+        """Return what there is in each queue that has READY runs. Cheap, whatever the backlog."""
+
+    @abstractmethod
+    def live_leases(self) -> Mapping[str, int]:
+        """Return how many leases are live, by their state."""
 
     @abstractmethod
     def neighbours(self, *, host: str, besides: UUID | None) -> Sequence[Neighbour]:

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from . import statements
 from .base import (
+    Backlog,
     CancelledRun,
     Exchange,
     Filter,
@@ -101,6 +102,12 @@ class PostgresStore(Store):
 
     def ready_queues(self) -> Sequence[str]:
         return [row[0] for row in self.session.execute(statements.READY_QUEUES)]
+
+    def backlogs(self) -> Sequence[Backlog]:
+        return [Backlog(*row) for row in self.session.execute(statements.BACKLOGS)]
+
+    def live_leases(self) -> Mapping[str, int]:
+        return {row[0]: row[1] for row in self.session.execute(statements.LIVE_LEASES)}
 
     def neighbours(self, *, host: str, besides: UUID | None) -> Sequence[Neighbour]:
         return [

@@ -6,6 +6,8 @@ a partial index can be used by a prepared statement. Time is ``clock_timestamp()
 began.
 """
 
+from .base import BACKLOG_LIMIT
+
 RUN = "django_dispatch_run"
 LEASE = "django_dispatch_lease"
 
@@ -72,7 +74,8 @@ _CLAIMING = f"""
       on_lost = CASE WHEN r.task = ANY(%(at_most_once)s::text[]) THEN 'fail' ELSE r.on_lost END
   FROM picked WHERE r.id = picked.id
   RETURNING r.id, r.epoch, r.task, r.queue, r.priority, r.attempt, r.failures, r.interruptions, r.max_attempts,
-            extract(epoch FROM r.timeout)::float8, r.on_lost, r.args::text, r.kwargs::text, r.uuid
+            extract(epoch FROM r.timeout)::float8, r.on_lost, r.args::text, r.kwargs::text, r.uuid,
+            extract(epoch FROM clock_timestamp() - coalesce(r.ready_at, r.enqueued_at))::float8
 """
 
 # The claim of an idle dispatcher, which has nothing to finish: a shorter way from a wakeup to a body.
@@ -95,6 +98,7 @@ WITH settled AS MATERIALIZED (
       errors = CASE WHEN s.error IS NULL THEN r.errors
                ELSE r.errors || (s.error || jsonb_build_object('at', clock_timestamp())) END,
       started_at = CASE WHEN s.started = 0 THEN NULL ELSE r.started_at END,
+      ready_at = CASE WHEN s.started = 0 THEN r.ready_at WHEN {_WORD} = 'READY' THEN clock_timestamp() END,
       run_after = CASE {_WORD} WHEN 'SCHEDULED' THEN clock_timestamp() + s.delay * interval '1 second' END,
       unique_key = CASE WHEN {_WORD} IN ('READY', 'SCHEDULED') THEN r.unique_key END,
       finished_at = CASE WHEN {_WORD} NOT IN ('READY', 'SCHEDULED') THEN clock_timestamp() END
@@ -104,7 +108,7 @@ WITH settled AS MATERIALIZED (
 SELECT * FROM claimed
 UNION ALL
 SELECT id, NULL, CASE WHEN EXISTS (SELECT FROM {RUN} AS r WHERE {_OURS}) THEN 'busy' END,
-       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM settled AS s WHERE id NOT IN (SELECT id FROM finished)
 """
 
@@ -130,6 +134,7 @@ _LOSE = f"""
   SET status = {_LOST}, lease_id = NULL, interruptions = r.interruptions + 1,
       errors = r.errors || jsonb_build_object('attempt', r.attempt, 'at', clock_timestamp(), 'kind', 'lost',
         'message', 'The dispatcher was lost: ' || lost.why, 'executor', lost.node),
+      ready_at = CASE {_LOST} WHEN 'READY' THEN clock_timestamp() END,
       run_after = CASE {_LOST} WHEN 'SCHEDULED'
                   THEN clock_timestamp() + least(2 ^ r.interruptions, 3600) * interval '1 second' END,
       unique_key = CASE WHEN {_LOST} IN ('READY', 'SCHEDULED') THEN r.unique_key END,
@@ -181,7 +186,8 @@ due AS MATERIALIZED (
   SELECT id FROM {RUN} WHERE status = 'SCHEDULED' AND run_after <= (SELECT now FROM clock)
   ORDER BY run_after LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED
 ), promoted AS (
-  UPDATE {RUN} SET status = 'READY', run_after = NULL WHERE id = ANY(ARRAY(SELECT id FROM due)) RETURNING queue
+  UPDATE {RUN} SET status = 'READY', ready_at = run_after, run_after = NULL
+  WHERE id = ANY(ARRAY(SELECT id FROM due)) RETURNING queue
 )
 SELECT DISTINCT queue, NULL::float8 FROM promoted
 UNION ALL
@@ -210,6 +216,32 @@ WITH RECURSIVE hop AS (
   FROM hop WHERE hop.queue IS NOT NULL
 )
 SELECT queue FROM hop WHERE queue IS NOT NULL
+"""
+
+# Each queue that has READY runs, each priority in it, and of these so many runs: what is read is bounded, whatever the
+# backlog. The oldest is taken to be among the next hundred of its priority.
+BACKLOGS = f"""
+WITH RECURSIVE hop AS (
+  (SELECT queue FROM {RUN} WHERE status = 'READY' ORDER BY queue LIMIT 1)
+  UNION ALL
+  SELECT (SELECT queue FROM {RUN} WHERE status = 'READY' AND queue > hop.queue ORDER BY queue LIMIT 1)
+  FROM hop WHERE hop.queue IS NOT NULL
+)
+SELECT hop.queue,
+  (SELECT count(*) FROM (
+    SELECT FROM {RUN} WHERE status = 'READY' AND queue = hop.queue LIMIT {BACKLOG_LIMIT}) AS some),
+  (WITH RECURSIVE step AS (
+    (SELECT priority FROM {RUN} WHERE status = 'READY' AND queue = hop.queue ORDER BY priority DESC LIMIT 1)
+    UNION ALL
+    SELECT (SELECT priority FROM {RUN} WHERE status = 'READY' AND queue = hop.queue AND priority < step.priority
+            ORDER BY priority DESC LIMIT 1)
+    FROM step WHERE step.priority IS NOT NULL
+  )
+  SELECT greatest(0, extract(epoch FROM clock_timestamp() - min(head.due_at)))::float8
+  FROM step CROSS JOIN LATERAL (
+    SELECT coalesce(ready_at, enqueued_at) AS due_at FROM {RUN}
+    WHERE status = 'READY' AND queue = hop.queue AND priority = step.priority ORDER BY id LIMIT 100) AS head)
+FROM hop WHERE hop.queue IS NOT NULL LIMIT 1000
 """
 
 NEIGHBOURS = f"SELECT id, node, process FROM {LEASE} WHERE host = %(host)s AND id IS DISTINCT FROM %(besides)s"
@@ -254,6 +286,8 @@ SELECT id FROM (
 """
 MEANT_BY_ID = f"SELECT id FROM {RUN} WHERE id = %(run)s {_MEANT}"
 MEANT_BY_UUID = f"SELECT id FROM {RUN} WHERE uuid = %(uuid)s::text AND uuid IS NOT NULL {_MEANT}"
+
+LIVE_LEASES = f"SELECT state, count(*) FROM {LEASE} WHERE expires_at > clock_timestamp() GROUP BY state"
 
 # For whoever asks: who should answer.
 LIVE = f"SELECT id, node, host, pid FROM {LEASE} WHERE expires_at > clock_timestamp() ORDER BY node, acquired_at"

@@ -1,0 +1,31 @@
+"""Answers scrapes of the dispatcher's metrics, on its HTTP port. On its loop."""
+
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from ..metrics import HINT, can_be_exposed
+from .figures import families
+from .http import Request, Response
+
+if TYPE_CHECKING:
+    from .service import Dispatcher
+
+PATH = "/metrics"
+
+
+class Scrapes:
+    """The route ``/metrics``. Without prometheus-client it says what to install."""
+
+    def __init__(self, dispatcher: "Dispatcher") -> None:
+        self._dispatcher = dispatcher
+        self._can_be_exposed = can_be_exposed()
+
+    async def answer(self, request: Request) -> Response:
+        """Return the figures, those of the queues asked for anew if they are old and the database answers."""
+        if not self._can_be_exposed:
+            return Response(HTTPStatus.NOT_IMPLEMENTED, f"Metrics need prometheus-client: {HINT}\n".encode())
+        from ..metrics.exposition import render
+
+        await self._dispatcher.backlogs.refresh()
+        body, content_type = render(families(self._dispatcher), request.headers.get("accept", ""))
+        return Response(HTTPStatus.OK, body, content_type)

@@ -1,0 +1,1 @@
+"""The figures of a dispatcher, as a scraper sees them."""
