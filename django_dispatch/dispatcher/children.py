@@ -119,6 +119,7 @@ class Children:
                 continue
             self._pool.kill_past_zygote(zygote)
             zygote.destroy()
+        process.reap_adopted({zygote.pid for zygote in self._living})
 
     async def close(self) -> None:
         """End the zygote, which kills what is left of its executors."""
