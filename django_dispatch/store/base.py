@@ -201,8 +201,11 @@ class Store(ABC):
         """Record a lease that is live from now for ``ttl_seconds``, and wake the dispatchers of its host."""
 
     @abstractmethod
-    def renew(self, lease_id: UUID, *, ttl_seconds: float, is_draining: bool) -> bool:
-        """Extend a live lease. False: it expired or was reclaimed, and nothing claimed under it is ours any more."""
+    def renew(self, lease_id: UUID, *, ttl_seconds: float, is_draining: bool, slots: int | None = None) -> bool:
+        """Extend a live lease; ``slots`` None leaves them.
+
+        False: it expired or was reclaimed, and nothing claimed under it is ours any more.
+        """
 
     @abstractmethod
     def surrender(self, lease_id: UUID) -> bool:

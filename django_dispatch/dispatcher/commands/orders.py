@@ -119,6 +119,7 @@ async def scale(dispatcher: "Dispatcher", data: Mapping[str, Any]) -> dict[str, 
         raise InvalidOption(f"processes must be a whole number from 1 to {MAX_SLOTS}, not {processes!r}.")
     before = dispatcher.pool.processes
     dispatcher.pool.scale(processes)
+    dispatcher.keeper.show_slots(processes + dispatcher.settings.async_concurrency)
     logger.info("Scaled from %s to %s executors.", before, processes)
     return {"processes": processes, "before": before}
 
