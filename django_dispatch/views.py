@@ -11,14 +11,12 @@ from django.http import HttpRequest, HttpResponse
 
 from . import conf
 from .metrics import HINT, can_be_exposed
-from .metrics.backlogs import backlog_families
+from .metrics.backlogs import FRESH_SECONDS, PATIENCE_SECONDS, SHARE, backlog_families
 from .metrics.enqueued import enqueued
 from .metrics.families import Family, gauge
 from .store.base import Backlog
 from .store.postgres import open_store
 
-FRESH_SECONDS = 5.0
-PATIENCE_SECONDS = 0.5  # of a scrape; then the last known figures must do
 STATEMENT_SECONDS = 2.0
 
 logger = logging.getLogger("django_dispatch.metrics")
@@ -50,7 +48,7 @@ class _Database:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._asked_at = float("-inf")
+        self._not_before = float("-inf")
         self._known_at: float | None = None
         self.backlogs: Sequence[Backlog] = ()
         self.leases: Mapping[str, int] = {}
@@ -63,8 +61,7 @@ class _Database:
         """Ask, unless that was done a moment ago; return when there is an answer, or patience is at an end."""
         with self._lock:
             is_asking = self._thread is not None and self._thread.is_alive()
-            if not is_asking and time.monotonic() - self._asked_at >= FRESH_SECONDS:
-                self._asked_at = time.monotonic()
+            if not is_asking and time.monotonic() >= self._not_before:
                 self._thread = threading.Thread(target=self._ask, name="django_dispatch metrics", daemon=True)
                 self._thread.start()
             thread = self._thread
@@ -72,11 +69,14 @@ class _Database:
             thread.join(PATIENCE_SECONDS)
 
     def _ask(self) -> None:
+        began = time.monotonic()
         store = open_store(conf.current().database, "metrics", statement_timeout_seconds=STATEMENT_SECONDS)
         try:
             self.backlogs, self.leases = store.backlogs(), store.live_leases()
-            self._known_at = time.monotonic()
+            self._known_at = now = time.monotonic()
+            self._not_before = now + max(FRESH_SECONDS, (now - began) / SHARE)
         except DatabaseError as error:
+            self._not_before = time.monotonic() + FRESH_SECONDS
             logger.warning("The backlogs cannot be asked for: %s", str(error).strip().split("\n", 1)[0])
         finally:
             store.close()

@@ -114,6 +114,18 @@ def test_e004_psycopg_3_cannot_be_imported(settings: Any, monkeypatch: pytest.Mo
     assert "django_dispatch.E004" in ids_of(checks.check_settings())
 
 
+@pytest.mark.parametrize(
+    ("raw", "is_told"), [({"METRICS_PORT": 9000}, True), ({"METRICS_PORT": 0}, False), ({}, False)]
+)
+def test_w004_a_port_for_metrics_without_prometheus_client(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, raw: Any, is_told: bool
+) -> None:
+    settings.DISPATCH = raw
+    assert "django_dispatch.W004" not in ids_of(checks.check_settings())
+    monkeypatch.setattr(checks, "can_be_exposed", lambda: False)
+    assert ("django_dispatch.W004" in ids_of(checks.check_settings())) is is_told
+
+
 BROKEN_APP_CHECKED = """
 import sys
 import django

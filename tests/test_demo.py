@@ -32,7 +32,7 @@ class Demo:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "testproject.demo"],
             cwd=BASE_DIR,
-            env=env | {"STATE_DIR": str(state_dir), "DEMO_PORT": str(port)},
+            env=env | {"STATE_DIR": str(state_dir), "DEMO_PORT": str(port), "DEMO_METRICS_PORT": "0"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -5,11 +5,9 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from ..metrics.backlogs import FRESH_SECONDS, PATIENCE_SECONDS, SHARE
 from ..store.base import Backlog
 from .store_thread import StoreThread
-
-FRESH_SECONDS = 5.0
-PATIENCE_SECONDS = 0.5  # of whoever asks; then the last known figures must do
 
 
 class Backlogs:
@@ -19,14 +17,14 @@ class Backlogs:
         self._store = store
         self._soon = soon
         self._asking: asyncio.Event | None = None
-        self._asked_at = float("-inf")
+        self._not_before = float("-inf")
         self.known: Sequence[Backlog] = ()
         self.known_at: float | None = None
         """When the database said so, by time.monotonic()."""
 
     async def refresh(self) -> None:
         """Ask, unless that was done a moment ago; return when there is an answer, or patience is at an end."""
-        if self._asking is None and time.monotonic() - self._asked_at >= FRESH_SECONDS:
+        if self._asking is None and time.monotonic() >= self._not_before:
             self._asking = asyncio.Event()
             self._soon("ask for the backlogs", self._ask(self._asking))
         if self._asking is not None:
@@ -42,10 +40,12 @@ class Backlogs:
         return None if self.known_at is None else time.monotonic() - self.known_at
 
     async def _ask(self, asking: asyncio.Event) -> None:
+        began = time.monotonic()
         try:
             self.known = await self._store.call(self._store.store.backlogs)
             self.known_at = time.monotonic()
         finally:
-            self._asked_at = time.monotonic()
+            now = time.monotonic()
+            self._not_before = now + max(FRESH_SECONDS, (now - began) / SHARE)
             self._asking = None
             asking.set()

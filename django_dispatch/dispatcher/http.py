@@ -6,6 +6,7 @@ connections the oldest goes. A connection carries one request.
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import NamedTuple
@@ -62,7 +63,7 @@ class HttpServer:
                         " again every %g s. Give each dispatcher of a host a --metrics-port of its own, or 0 for none.",
                         self._host,
                         self._port,
-                        error.strerror or error,
+                        _why(error),
                         RETRY_SECONDS,
                     )
                 has_warned = True
@@ -120,6 +121,11 @@ class HttpServer:
                 logger.exception("%s could not be answered.", request.path)
                 response = _error(HTTPStatus.INTERNAL_SERVER_ERROR, "See the dispatcher's log.")
         return _encode(response, has_body=method != "HEAD")
+
+
+def _why(error: OSError) -> str:
+    """What the kernel said, without what asyncio adds."""
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
 
 
 async def _read_head(reader: asyncio.StreamReader) -> bytes | None:

@@ -1,5 +1,6 @@
 """Answers scrapes of the dispatcher's metrics, on its HTTP port. On its loop."""
 
+import logging
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
 
 PATH = "/metrics"
 
+logger = logging.getLogger("django_dispatch.http")
+
 
 class Scrapes:
     """The route ``/metrics``. Without prometheus-client it says what to install."""
@@ -19,6 +22,8 @@ class Scrapes:
     def __init__(self, dispatcher: "Dispatcher") -> None:
         self._dispatcher = dispatcher
         self._can_be_exposed = can_be_exposed()
+        if dispatcher.settings.metrics_port and not self._can_be_exposed:
+            logger.info("%s is not served: %s", PATH, HINT)
 
     async def answer(self, request: Request) -> Response:
         """Return the figures, those of the queues asked for anew if they are old and the database answers."""

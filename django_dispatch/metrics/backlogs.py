@@ -5,6 +5,10 @@ from typing import Protocol
 
 from .families import MOST_QUEUES, Family, Names, gauge
 
+FRESH_SECONDS = 5.0
+SHARE = 0.01  # of the time that passes, at most, is spent on asking: with many queues and priorities it takes a while
+PATIENCE_SECONDS = 0.5  # of a scrape; then the last known figures must do
+
 
 class OneBacklog(Protocol):
     """The READY runs of one queue."""

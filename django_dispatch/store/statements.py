@@ -220,7 +220,7 @@ SELECT queue FROM hop WHERE queue IS NOT NULL
 """
 
 # Each queue that has READY runs, each priority in it, and of these so many runs: what is read is bounded, whatever the
-# backlog. The oldest is taken to be among the next hundred of its priority.
+# backlog. The oldest is taken to be among the next twenty of its priority.
 BACKLOGS = f"""
 WITH RECURSIVE hop AS (
   (SELECT queue FROM {RUN} WHERE status = 'READY' ORDER BY queue LIMIT 1)
@@ -230,7 +230,7 @@ WITH RECURSIVE hop AS (
 )
 SELECT hop.queue,
   (SELECT count(*) FROM (
-    SELECT FROM {RUN} WHERE status = 'READY' AND queue = hop.queue LIMIT {BACKLOG_LIMIT}) AS some),
+    SELECT FROM {RUN} WHERE status = 'READY' AND queue = hop.queue LIMIT {BACKLOG_LIMIT}) AS bounded),
   (WITH RECURSIVE step AS (
     (SELECT priority FROM {RUN} WHERE status = 'READY' AND queue = hop.queue ORDER BY priority DESC LIMIT 1)
     UNION ALL
@@ -241,7 +241,7 @@ SELECT hop.queue,
   SELECT greatest(0, extract(epoch FROM clock_timestamp() - min(head.due_at)))::float8
   FROM step CROSS JOIN LATERAL (
     SELECT coalesce(ready_at, enqueued_at) AS due_at FROM {RUN}
-    WHERE status = 'READY' AND queue = hop.queue AND priority = step.priority ORDER BY id LIMIT 100) AS head)
+    WHERE status = 'READY' AND queue = hop.queue AND priority = step.priority ORDER BY id LIMIT 20) AS head)
 FROM hop WHERE hop.queue IS NOT NULL LIMIT 1000
 """
 

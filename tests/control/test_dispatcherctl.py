@@ -347,8 +347,8 @@ def test_the_figures_are_those_of_the_database_and_the_kernel(pair: Kit) -> None
     def finished() -> dict[tuple[str, str, str], int]:
         counts: Counter[tuple[str, str, str]] = Counter()
         for reply in ctl("metrics"):
-            for one in reply["runs_finished"]:
-                counts[one["task"], one["queue"], one["status"]] += one["count"]
+            for one in reply["django_dispatch_runs_finished_total"]:
+                counts[one["task"], one["queue"], one["status"]] += one["value"]
         return {key: count for key, count in counts.items() if key[2] in FINAL and key[0] != tasks.spin_in_c.path}
 
     ctl("scale", "--processes=4")

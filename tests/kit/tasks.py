@@ -296,6 +296,25 @@ def ask_dispatcher(ctx: TaskContext, command: str, data: Any = None) -> Any:
     return ctx.control(command, data)
 
 
+@task
+def enqueue_more(number: int) -> None:
+    """Enqueue runs: one alone, one in a transaction, one that is rolled back, and the rest at once."""
+    quick.delay()
+    with transaction.atomic():
+        quick.delay()
+    with transaction.atomic():
+        quick.delay()
+        transaction.set_rollback(True)
+    quick.delay_many([()] * (number - 2))
+
+
+@task
+async def aenqueue_more(number: int) -> None:
+    """Enqueue runs from an event loop."""
+    for _ in range(number):
+        await quick.adelay()
+
+
 @task(bind=True)
 def keep_asking(ctx: TaskContext, gate: str) -> None:
     """Ask until somebody ends it."""
