@@ -241,7 +241,7 @@ class Enqueued(NamedTuple):
     number: int
 
     def encode(self) -> bytes:
-        return _numbered(_Code.ENQUEUED, self.number, json.dumps([self.task, self.queue]))
+        return _numbered(_Code.ENQUEUED, self.number, f"{self.task}\n{self.queue}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,8 +335,8 @@ def _number_and_text(data: bytes, start: int, end: int) -> tuple[int, str]:
 
 def _enqueued(data: bytes, start: int, end: int) -> Message:
     number, text = _number_and_text(data, start, end)
-    task, queue = json.loads(text)
-    return Enqueued(str(task), str(queue), number)
+    task, _, queue = text.partition("\n")  # there is none in the path of a task
+    return Enqueued(task, queue, number)
 
 
 def _stop_order(data: bytes, start: int, end: int) -> Message:

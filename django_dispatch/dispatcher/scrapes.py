@@ -1,5 +1,6 @@
 """Answers scrapes of the dispatcher's metrics, on its HTTP port. On its loop."""
 
+import asyncio
 import logging
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ class Scrapes:
 
     def __init__(self, dispatcher: "Dispatcher") -> None:
         self._dispatcher = dispatcher
+        self._turn = asyncio.Lock()
         self._can_be_exposed = can_be_exposed()
         if dispatcher.settings.metrics_port and not self._can_be_exposed:
             logger.info("%s is not served: %s", PATH, HINT)
@@ -32,5 +34,8 @@ class Scrapes:
         from ..metrics.exposition import render
 
         await self._dispatcher.backlogs.refresh()
-        body, content_type = render(families(self._dispatcher), request.headers.get("accept", ""))
+        async with self._turn:
+            # On a thread: it takes milliseconds, for which runs would wait.
+            accept = request.headers.get("accept", "")
+            body, content_type = await asyncio.to_thread(render, families(self._dispatcher), accept)
         return Response(HTTPStatus.OK, body, content_type)

@@ -17,7 +17,7 @@ from django.db import DataError
 FIRST_SILENCE_SECONDS = 5.0
 LONGEST_SILENCE_SECONDS = 60.0
 LATELY_SECONDS = 60.0  # parts wait for each other: the last may be failed so much later than the first
-UNDEFINED_TABLE = "42P01"
+UNDEFINED = ("42P01", "42703")  # a table, a column
 
 logger = logging.getLogger("django_dispatch.database")
 
@@ -102,7 +102,7 @@ class Trouble:
 def text_of(error: Exception) -> str:
     """Return the first line of what a database error says, and what to do about it where that is known."""
     text = str(error).strip().split("\n", 1)[0] or type(error).__name__
-    if getattr(error.__cause__, "sqlstate", None) == UNDEFINED_TABLE:
+    if getattr(error.__cause__, "sqlstate", None) in UNDEFINED:
         text += "; has manage.py migrate been run on this database?"
     return text
 

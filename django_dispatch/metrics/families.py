@@ -31,6 +31,12 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
+    def copy(self) -> "Histogram":
+        """Return it as it is now."""
+        copy = Histogram(self.bounds)
+        copy.counts, copy.sum = self.counts.copy(), self.sum
+        return copy
+
     @property
     def count(self) -> int:
         return sum(self.counts)
@@ -66,8 +72,8 @@ def gauge(name: str, help: str, labels: tuple[str, ...], values: Mapping[Any, fl
 
 
 def histogram(name: str, help: str, labels: tuple[str, ...], values: Mapping[Any, Histogram]) -> Family:
-    """Return a histogram, in the same way."""
-    return Family(name, "histogram", help, labels, _samples(values))
+    """Return histograms as they are now, in the same way."""
+    return Family(name, "histogram", help, labels, _samples({key: value.copy() for key, value in values.items()}))
 
 
 class Names:
