@@ -4,17 +4,19 @@ import contextlib
 import json
 import logging
 import queue
+import select
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TextIO
 
 RUN_FIELDS = ("run_id", "task", "queue", "attempt")
 FORMAT = "%(asctime)s %(levelname)-7s %(process)d %(name)s: %(message)s"
 LONGEST_BACKLOG = 10_000  # records; what comes while so many wait is dropped, and counted
 LAST_WORDS_SECONDS = 2.0
+PATIENCE_SECONDS = 1.0  # of an executor, for a reader of what it logs
 LEVELS = {0: logging.WARNING, 1: logging.INFO, 2: logging.INFO, 3: logging.DEBUG}
 
 
@@ -77,15 +79,15 @@ class JsonFormatter(logging.Formatter):
             return _json({name: value if _is_plain(value) else _text_of(value) for name, value in document.items()})
 
 
-def configure(verbosity: int, *, log_format: str, node: str) -> None:
+def configure(verbosity: int, *, log_format: str, node: str, may_wait: bool) -> None:
     """Give records a handler and a level, unless the project's LOGGING has done so; have all handlers see the run.
 
     As text, only the ``django_dispatch`` loggers get one. As JSON, the root logger does: no line is to be anything
-    else, neither a body's nor a Python warning.
+    else, neither a body's nor a Python warning. ``may_wait`` False: a record for whom no reader makes room is dropped.
     """
     ours = logging.getLogger("django_dispatch")
     if not ours.hasHandlers():
-        handler: logging.Handler = logging.StreamHandler()
+        handler: logging.Handler = logging.StreamHandler() if may_wait else _Impatient()
         if log_format == "json":
             handler.setFormatter(JsonFormatter())
             logging.getLogger().addHandler(handler)
@@ -177,6 +179,26 @@ class Writer:
             if self._dropped and self._records.empty():
                 dropped, self._dropped = self._dropped, 0
                 logging.getLogger("django_dispatch").warning("%s log records were dropped: nobody read.", dropped)
+
+
+class _Impatient(logging.StreamHandler[TextIO]):
+    """Drops a record when its pipe is full and nobody reads: the first one after a while, the next ones at once."""
+
+    _patience_seconds = PATIENCE_SECONDS
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._has_room():
+            super().emit(record)
+
+    def _has_room(self) -> bool:
+        poll = select.poll()
+        try:
+            poll.register(self.stream, select.POLLOUT)
+        except (OSError, ValueError):  # it is no file of the system, or is closed
+            return True
+        has_room = bool(poll.poll(self._patience_seconds * 1000))
+        self._patience_seconds = PATIENCE_SECONDS if has_room else 0.0
+        return has_room
 
 
 class _Later(logging.Handler):

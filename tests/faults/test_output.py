@@ -76,7 +76,9 @@ def test_output_that_fails_from_the_first_line_on_costs_nothing_but_the_log(
     kit: Kit, pipe: tuple[int, int], output: Callable[[int, int], int]
 ) -> None:
     a = kit.dispatchers("a", output=output(*pipe), is_awaited=False, env={"KIT_LOGGING": "{}"})
-    runs = wait_until_final(*tasks.note.delay_many([(number,) for number in range(10)]), seconds=30)
+    kit.gate.open("now")
+    cleaned_up_after = tasks.leave_programs.delay("now")  # which its executor has to say
+    runs = wait_until_final(cleaned_up_after, *tasks.note.delay_many([(number,) for number in range(10)]), seconds=30)
     assert {(run.status, run.attempt) for run in runs} == {("SUCCESSFUL", 1)}
     a.terminate()
     assert a.exit_code() == 0

@@ -74,7 +74,7 @@ class Command(BaseCommand):
             sys.exit(reload.supervise())
         if reload.is_supervised():
             reload.end_with_supervisor()
-        logs.configure(options["verbosity"], log_format=settings.log_format, node=settings.node)
+        logs.configure(options["verbosity"], log_format=settings.log_format, node=settings.node, may_wait=True)
         mode = Mode(is_burst=options["burst"], max_runs=options["max_runs"], verbosity=options["verbosity"])
         with logs.written_by_a_thread() as writer:
             if settings.log_format == "json":
