@@ -12,6 +12,7 @@ import pytest
 from django_dispatch.executors.inbox import Inbox
 from django_dispatch.messages import (
     Assignment,
+    Enqueued,
     FrameReader,
     Message,
     News,
@@ -37,6 +38,7 @@ MESSAGES: list[Message] = [
     Assignment(8, LEASE, 1, 1, 1, "shop.tasks.large", f"[{LARGE}]", "{}", "default"),
     Started(2**62, 4_000_000_000),
     Progress(1, 2, '{"done":1}'),
+    Enqueued("shop.add", "a queue\nof two lines", 1 << 40),
     Outcome(1, 2, Verdict.RETURNED, 0.25, ""),
     Outcome(1, 2, Verdict.RAISED, 1e9, '{"message":"ü 🦉"}'),
     StopOrder(1, 2, Stop.SHUTDOWN),
