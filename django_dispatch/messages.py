@@ -271,6 +271,9 @@ Message = (
     | Enqueued
 )
 
+Aside = Question | Stack
+Said = Progress | Aside | Enqueued  # by executors while bodies run
+
 
 class BrokenStream(Exception):
     """What arrives is no message: somebody else has written to the stream, and nothing on it counts any more."""

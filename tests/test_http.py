@@ -1,6 +1,7 @@
 """The dispatcher's HTTP server, in this process."""
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections.abc import Callable
@@ -28,6 +29,13 @@ async def until(is_so: Callable[[], bool]) -> None:
             if is_so():
                 return
             await asyncio.sleep(0.01)
+
+
+async def is_cut(reader: asyncio.StreamReader) -> bool:
+    """Wait until there is nothing more to read; return whether there was nothing at all."""
+    with contextlib.suppress(ConnectionResetError):
+        return await reader.read() == b""
+    return True
 
 
 async def echo(request: Request) -> Response:
@@ -91,3 +99,26 @@ def test_a_taken_port_is_warned_of_once(monkeypatch: pytest.MonkeyPatch, caplog:
 
     asyncio.run(main())
     assert [record.levelname for record in caplog.records if record.levelno >= logging.WARNING] == ["WARNING"]
+
+
+def test_the_oldest_goes_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(http, "READ_SECONDS", 60.0)
+
+    async def main() -> None:
+        port = free_port()
+        server = HttpServer("127.0.0.1", port)
+        server.routes["/echo"] = echo
+        serving = asyncio.create_task(server.run())
+        await until(lambda: server.is_serving)
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
+        for reader, _ in silent[:2]:
+            assert await asyncio.wait_for(is_cut(reader), 10)
+        assert (await ask(port, "GET /echo HTTP/1.1\n\n"))[1] == b"/echo None"
+        assert await asyncio.wait_for(is_cut(silent[2][0]), 10)
+        assert not any(reader.at_eof() for reader, _ in silent[3:])
+        serving.cancel()  # cuts off the others
+        await asyncio.wait([serving], timeout=5)
+        assert [await asyncio.wait_for(is_cut(reader), 10) for reader, _ in silent[3:]] == [True, True]
+
+    asyncio.run(main())

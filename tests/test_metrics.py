@@ -202,11 +202,6 @@ def test_dashboard_and_docs_name_what_there_is(worker: Worker) -> None:
 def test_garbage_and_slow_clients_cost_nothing(worker: Worker) -> None:
     pids = worker.dispatcher.executor_pids
     silent = [socket.create_connection(("127.0.0.1", worker.port), timeout=20) for _ in range(150)]
-    assert silent[0].recv(1) == b""  # there are too many
-    silent[-1].settimeout(1)
-    with pytest.raises(TimeoutError):
-        silent[-1].recv(1)
-    silent[-1].settimeout(20)
     for raw in (b"\0" * 100, b"GET\r\n\r\n", b"BREW /metrics HTTP/1.1\r\n\r\n", b"GET /metrics HTTP/1.1\r\nx\r\n\r\n"):
         with socket.create_connection(("127.0.0.1", worker.port), timeout=10) as client:
             client.sendall(raw)

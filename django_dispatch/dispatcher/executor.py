@@ -49,11 +49,11 @@ class Flight:
     lease: bytes
     claimed_at: float
     timeout_seconds: float | None = None
+    due_at: float = 0.0
     started_at: float | None = None
     stop: Stop | None = None
     kill_at: float | None = None
     ticket: int = 0
-    due_at: float = 0.0
 
 
 @dataclass(eq=False)

@@ -12,20 +12,7 @@ from uuid import UUID
 
 from ..executors.fence import Board, now_ns
 from ..finish import TaskFacts
-from ..messages import (
-    Enqueued,
-    Kind,
-    Outcome,
-    Progress,
-    Question,
-    Ready,
-    Retiring,
-    Stack,
-    Started,
-    Stop,
-    Verdict,
-    error_document,
-)
+from ..messages import Aside, Kind, Outcome, Progress, Ready, Retiring, Said, Started, Stop, Verdict, error_document
 from ..store.base import ClaimedRun
 from .backoff import Backoff
 from .death import Death, cause_of, outcome_of
@@ -76,7 +63,7 @@ class Pool:
         self._on_room = on_room
         self._is_writing = is_writing
         self._stats = stats
-        self.on_aside: Callable[[Executor, Question | Stack], None] = lambda executor, aside: None
+        self.on_aside: Callable[[Executor, Aside], None] = lambda executor, aside: None
         """Gets what executors say of something else than outcomes."""
         self._unread: list[Executor] = []
         self._loop = asyncio.get_running_loop()
@@ -140,8 +127,7 @@ class Pool:
                 self._refuse(run, lease, now)
                 continue
             timeout_seconds = run.timeout_seconds or facts.timeout_seconds or self._default_timeout_seconds
-            flight = Flight(run, (run.id, run.epoch), facts, lease, now, timeout_seconds)
-            flight.due_at = asked_at - run.due_seconds
+            flight = Flight(run, (run.id, run.epoch), facts, lease, now, timeout_seconds, asked_at - run.due_seconds)
             if self.waiting or not self._assign(flight):
                 self.waiting.append(flight)
         self._flush()
@@ -212,10 +198,9 @@ class Pool:
                 had_outcome = True
                 self._land(executor, message)
             elif isinstance(message, Started):
-                flight = executor.mark_started(message, now)
-                if flight is not None:
+                if flight := executor.mark_started(message, now):
                     self._stats.count_started(flight.run, now - flight.due_at)
-            elif isinstance(message, Progress | Question | Stack | Enqueued):
+            elif isinstance(message, Said):
                 self._hear(executor, message)
             elif isinstance(message, Ready):
                 executor.is_ready = had_outcome = True
@@ -236,12 +221,12 @@ class Pool:
             self._loop.remove_reader(executor.stream)
             self._unread.append(executor)
 
-    def _hear(self, executor: Executor, message: Progress | Question | Stack | Enqueued) -> None:
+    def _hear(self, executor: Executor, message: Said) -> None:
         """Pass on what is said while bodies run."""
-        if isinstance(message, Enqueued):
-            self._stats.count_enqueued(*message)
-        elif not isinstance(message, Progress):
+        if isinstance(message, Aside):
             self.on_aside(executor, message)
+        elif not isinstance(message, Progress):
+            self._stats.count_enqueued(*message)
         elif flight := executor.flights.get((message.run_id, message.epoch)):
             self._on_progress(flight, message.text)
 
