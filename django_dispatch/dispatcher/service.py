@@ -69,7 +69,7 @@ class Dispatcher:
         self.settings = settings
         self.mode = mode
         self._loop = asyncio.get_running_loop()
-        self._tasks = OwnTasks(self._on_task_failed)
+        self._tasks = OwnTasks(lambda: self.end("internal error"))
         self._ending = asyncio.Event()
         self._hurry = asyncio.Event()
         self._is_ending = False
@@ -274,9 +274,6 @@ class Dispatcher:
         else:
             logger.warning("Hurrying (%s): runs are stopped and handed back now.", why)
             self._hurry.set()
-
-    def _on_task_failed(self) -> None:
-        self.end("internal error")
 
     def _from_thread(self, callback: Any, lease_id: UUID) -> None:
         self._loop.call_soon_threadsafe(callback, lease_id)
