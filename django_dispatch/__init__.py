@@ -22,7 +22,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .context import RunContextFilter, TaskContext
+    from .context import TaskContext
     from .enqueue import Call
     from .exceptions import (
         ControlError,
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         RunTimedOut,
         UnknownTask,
     )
+    from .logs import JsonFormatter, RunContextFilter
     from .registry import Task, task
     from .steering import CancelAnswer, cancel, cancel_many, run_again
 
@@ -47,6 +48,7 @@ __all__ = [
     "InvalidArguments",
     "InvalidOption",
     "InvalidTask",
+    "JsonFormatter",
     "RunCancelled",
     "RunContextFilter",
     "RunInterrupted",
@@ -62,8 +64,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "context": ("RunContextFilter", "TaskContext"),
+    "context": ("TaskContext",),
     "enqueue": ("Call",),
+    "logs": ("JsonFormatter", "RunContextFilter"),
     "registry": ("Task", "task"),
     "steering": ("CancelAnswer", "cancel", "cancel_many", "run_again"),
 }

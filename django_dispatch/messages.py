@@ -93,14 +93,15 @@ class Assignment(NamedTuple):
     task: str
     args: str
     kwargs: str
+    queue: str
 
     @property
     def token(self) -> tuple[int, int]:
         return self.run_id, self.epoch
 
     def encode(self) -> bytes:
-        # A jsonb text has no line break of its own: those inside strings are escaped.
-        text = f"{self.task}\n{self.args}\n{self.kwargs}".encode()
+        # A jsonb text has no line break of its own: those inside strings are escaped. A queue's name may have any.
+        text = f"{self.task}\n{self.args}\n{self.kwargs}\n{self.queue}".encode()
         size = _ASSIGNMENT.size + len(text)
         head = (self.ticket, self.lease, self.run_id, self.epoch, self.attempt)
         return _FRAMED_ASSIGNMENT.pack(size, _Code.ASSIGNMENT, *head) + text
@@ -306,8 +307,8 @@ class FrameReader:
 
 def _assignment(data: bytes, start: int, end: int) -> Message:
     ticket, lease, run_id, epoch, attempt = _ASSIGNMENT.unpack_from(data, start)
-    task, args, kwargs = data[start + _ASSIGNMENT.size : end].decode().split("\n")
-    return Assignment(ticket, lease, run_id, epoch, attempt, task, args, kwargs)
+    task, args, kwargs, queue = data[start + _ASSIGNMENT.size : end].decode().split("\n", 3)
+    return Assignment(ticket, lease, run_id, epoch, attempt, task, args, kwargs, queue)
 
 
 def _outcome(data: bytes, start: int, end: int) -> Message:

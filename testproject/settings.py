@@ -71,7 +71,7 @@ TIME_ZONE = "UTC"
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "filters": {"run": {"()": "django_dispatch.context.RunContextFilter"}},
+    "filters": {"run": {"()": "django_dispatch.RunContextFilter"}},
     "formatters": {"line": {"()": "testproject.logs.RunFormatter"}},
     "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["run"]}},
     "root": {"handlers": ["console"], "level": "INFO"},

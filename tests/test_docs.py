@@ -95,7 +95,7 @@ def test_statuses_page_names_every_status_and_kind_of_error_and_no_other() -> No
 
 
 def test_tasks_page_names_every_public_name_and_enqueue_option() -> None:
-    page = read("tasks.md")
+    page = read("tasks.md") + read("logging.md")
     missing = {name for name in {*public_names, *EnqueueOptions.__annotations__} if not re.search(rf"\b{name}\b", page)}
     assert missing <= {"DispatchError", "Task", "UnknownTask"}, missing
 

@@ -282,6 +282,7 @@ def test_public_names() -> None:
         "InvalidArguments",
         "InvalidOption",
         "InvalidTask",
+        "JsonFormatter",
         "RunCancelled",
         "RunContextFilter",
         "RunInterrupted",

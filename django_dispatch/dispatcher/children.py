@@ -119,6 +119,7 @@ class Children:
                 continue
             self._pool.kill_past_zygote(zygote)
             zygote.destroy()
+        process.reap_adopted({zygote.pid for zygote in self._living})
 
     async def close(self) -> None:
         """End the zygote, which kills what is left of its executors."""
@@ -217,6 +218,7 @@ def _config(settings: DispatchSettings, board: Board, verbosity: int) -> dict[st
         "board": board.descriptor,
         "slots": board.slots,
         "verbosity": verbosity,
+        "log_format": settings.log_format,
         "async_concurrency": settings.async_concurrency,
         "connection_check_seconds": min(LONGEST_CHECK_SECONDS, settings.margin_seconds / 2),
         # A partition begins at most one renewal before the last that succeeded: so the session ends with the lease.

@@ -22,6 +22,7 @@ from .executor import Flight, Token
 from .pace import Pace
 from .pool import Pool
 from .room import Room
+from .run_log import tell, tell_ended
 from .stats import Stats
 from .store_thread import StoreThread
 from .trouble import Trouble, is_unstorable, text_of
@@ -96,7 +97,7 @@ class Claims:
     def on_outcome(self, flight: Flight, outcome: Outcome, progress: str | None) -> None:
         """Write what a run has come to, and its last progress; what belongs to a lost lease does not count."""
         if flight.lease != self._lease:
-            logger.warning("Run %s (%s): its lease was lost; the outcome is dropped.", flight.run.id, flight.run.task)
+            tell(logging.WARNING, flight.run, "its lease was lost; the outcome is dropped.")
             self._stats.outcomes_dropped += 1
             return
         facts = self._pool.facts.get(flight.run.task)
@@ -294,11 +295,11 @@ class Claims:
             was_resent = ended.flight.token in self._resent
             self._resent.discard(ended.flight.token)
             if run.id not in refused:
-                _log(ended)
+                tell_ended(run, ended.outcome, ended.settlement)
             elif was_resent:
-                logger.info("Run %s (%s): its outcome was written before the connection broke.", run.id, run.task)
+                tell(logging.INFO, run, "its outcome was written before the connection broke.")
             else:
-                logger.warning("Run %s (%s): lease lost; its outcome is dropped.", run.id, run.task)
+                tell(logging.WARNING, run, "lease lost; its outcome is dropped.")
                 self._stats.outcomes_dropped += 1
 
     async def _reconcile(self, lease_id: UUID) -> None:
@@ -308,7 +309,8 @@ class Claims:
         # All at one moment: what lands while a release is written is ours all the same.
         unknown = sorted(token for token in held if token not in ours and not self._pool.knows(token))
         for run_id, epoch in unknown:
-            logger.warning("Run %s was claimed, but the answer was lost; it is released.", run_id)
+            text = "Run %s was claimed, but the answer was lost; it is released."
+            logger.warning(text, run_id, extra={"run_id": run_id})
             release = Settlement(run_id, epoch, "READY", was_started=False)
             exchange = await self._exchanger.exchange(lease_id, [release], queues=(), limit=0)
             if exchange.busy:
@@ -318,23 +320,3 @@ class Claims:
                 logger.error("Executor %s runs what is not ours any more; it is killed.", executor.pid)
                 self._pool.kill(executor, "its run is not ours any more")
         self._must_reconcile = False
-
-
-def _log(ended: Ended) -> None:
-    """One line a transition: INFO when all is well, WARNING when somebody may want to know."""
-    run, outcome, settlement = ended.flight.run, ended.outcome, ended.settlement
-    if settlement.status == "FAILED" or settlement.has_failed or settlement.was_interrupted:
-        level = logging.WARNING
-    else:
-        level = logging.DEBUG if outcome.verdict is Verdict.UNSTARTED else logging.INFO
-    if logger.isEnabledFor(level):
-        logger.log(
-            level,
-            "Run %s %s %s: %s after %.3f s (attempt %s).",
-            run.id,
-            run.task,
-            settlement.status,
-            outcome.verdict.name.lower().replace("_", " "),
-            outcome.duration_seconds,
-            run.attempt,
-        )

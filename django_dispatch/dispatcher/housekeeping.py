@@ -122,7 +122,12 @@ class Housekeeping:
         for run in reclaimed:
             self._stats.count_reclaimed(run.queue, run.status)
             logger.warning(
-                "Run %s (%s) is reclaimed from lease %s: %s.", run.run_id, run.task, run.lease_id, run.status
+                "Run %s (%s) is reclaimed from lease %s: %s.",
+                run.run_id,
+                run.task,
+                run.lease_id,
+                run.status,
+                extra=run.log_fields | {"status": run.status},
             )
         self.learn_neighbours()  # whom no wakeup announced
         self.promote_soon()

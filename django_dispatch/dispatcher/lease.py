@@ -77,6 +77,11 @@ class LeaseKeeper:
         self._is_draining = True
         self._wake.set()
 
+    def show_slots(self, slots: int) -> None:
+        """Show on the lease how much room there is, from now on."""
+        self._template = replace(self._template, slots=slots)
+        self._wake.set()
+
     def rest(self) -> None:
         """Renew no more: the lease is about to be surrendered."""
         self._is_resting = True
@@ -136,7 +141,9 @@ class LeaseKeeper:
 
     def _renew(self, lease_id: UUID) -> None:
         began = self._begin_call()
-        is_ours = self._store.renew(lease_id, ttl_seconds=self._ttl_seconds, is_draining=self._is_draining)
+        is_ours = self._store.renew(
+            lease_id, ttl_seconds=self._ttl_seconds, is_draining=self._is_draining, slots=self._template.slots
+        )
         self._end_call()
         if is_ours and now_ns() < self._deadline_ns:
             self.renewed += 1

@@ -114,7 +114,7 @@ class Pool:
                 rooms[executor.kind] += not ahead and is_soon_free(executor, self.durations, now)
         for flight in self.waiting:
             rooms[flight.facts.kind] -= 1
-        return room_in(rooms, self._settings.claim_limit, self.facts, self._wanted)
+        return room_in(rooms, self._settings.claim_limit, self.facts, self.wanted)
 
     # runs
 
@@ -269,7 +269,8 @@ class Pool:
         self.is_filling = True
         self._fill()
 
-    def _wanted(self, kind: Kind) -> int:
+    def wanted(self, kind: Kind) -> int:
+        """Return how many executors of a kind there are to be."""
         if kind == Kind.SYNC:
             return self.processes
         return int(
@@ -285,7 +286,7 @@ class Pool:
             return
         for kind in Kind:
             present = sum(not executor.is_doomed for executor in self.lane(kind))
-            for _ in range(self._wanted(kind) - present):
+            for _ in range(self.wanted(kind) - present):
                 self._spawn(self._zygote, kind)
 
     def _spawn(self, zygote: Zygote, kind: Kind) -> None:

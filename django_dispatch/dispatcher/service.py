@@ -29,6 +29,7 @@ from .backlogs import Backlogs
 from .children import Children
 from .claims import Claims
 from .executor import Flight
+from .health import Health
 from .housekeeping import Housekeeping
 from .http import HttpServer
 from .lease import LeaseKeeper
@@ -39,6 +40,7 @@ from .pool import Pool
 from .progress import ProgressNotes
 from .queues import Queues
 from .scrapes import PATH, Scrapes
+from .service_manager import ServiceManager
 from .sessions import Sessions
 from .shutdown import drain, surrender
 from .stacks import Stacks
@@ -67,7 +69,7 @@ class Dispatcher:
         self.settings = settings
         self.mode = mode
         self._loop = asyncio.get_running_loop()
-        self._tasks = OwnTasks(self._on_task_failed)
+        self._tasks = OwnTasks(lambda: self.end("internal error"))
         self._ending = asyncio.Event()
         self._hurry = asyncio.Event()
         self._is_ending = False
@@ -99,8 +101,10 @@ class Dispatcher:
         self.pool.on_aside = self.answering.on_aside
         self.listener = self._make_listener()
         self.backlogs = Backlogs(self.store, self._tasks.soon)
+        self.health = Health(self)
+        self.service_manager = ServiceManager(self.health)
         self.http = HttpServer(settings.metrics_host, settings.metrics_port)
-        self.http.routes[PATH] = Scrapes(self).answer
+        self.http.routes |= {PATH: Scrapes(self).answer, **self.health.routes()}
 
     # the parts
 
@@ -109,7 +113,7 @@ class Dispatcher:
             self.settings,
             self.board,
             on_outcome=self._on_outcome,
-            on_progress=self._on_progress,
+            on_progress=lambda flight, text: self.progress.note(flight.token, text),
             on_room=self._on_room,
             is_writing=lambda: self.claims.is_under_way,
             stats=self.stats,
@@ -224,6 +228,7 @@ class Dispatcher:
             self._tasks.own("listener", self.listener.run())
         if self.settings.metrics_port:
             self._tasks.own("http", self.http.run())
+        self._tasks.own("service manager", self.service_manager.run())
         await self._ending.wait()
         return await self._end()
 
@@ -265,9 +270,6 @@ class Dispatcher:
         else:
             logger.warning("Hurrying (%s): runs are stopped and handed back now.", why)
             self._hurry.set()
-
-    def _on_task_failed(self) -> None:
-        self.end("internal error")
 
     def _from_thread(self, callback: Any, lease_id: UUID) -> None:
         self._loop.call_soon_threadsafe(callback, lease_id)
@@ -353,9 +355,6 @@ class Dispatcher:
     def _on_room(self) -> None:
         self.claims.on_room()
 
-    def _on_progress(self, flight: Flight, text: str) -> None:
-        self.progress.note(flight.token, text)
-
     # the end
 
     def _on_quiet(self) -> None:
@@ -374,6 +373,7 @@ class Dispatcher:
             self.end("nothing is due")
 
     async def _end(self) -> int:
+        self.service_manager.say_stopping()
         self.keeper.drain()
         await drain(
             self.pool,

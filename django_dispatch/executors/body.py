@@ -12,8 +12,9 @@ from types import TracebackType
 from typing import Any
 
 from .. import registry
-from ..context import StopReason, TaskContext, current_run_id, current_task
+from ..context import StopReason, TaskContext
 from ..exceptions import InvalidArguments
+from ..logs import current_run, run_fields
 from ..messages import Assignment, Outcome, Stop, Verdict, error_document, storable
 
 LONGEST_MESSAGE = 10_000  # characters kept of an error's text
@@ -55,6 +56,12 @@ class Attempt:
         """The run's id and its task, for a log."""
         return self.assignment.run_id, self.assignment.task
 
+    @property
+    def log_fields(self) -> dict[str, object]:
+        """What the records of its body carry."""
+        assignment = self.assignment
+        return run_fields(assignment.run_id, assignment.task, assignment.queue, assignment.attempt)
+
     def body(
         self, report: Callable[[str], None], why_stop: Callable[[], Stop | None], ask: Callable[[str, float], str]
     ) -> Callable[[], Any]:
@@ -80,8 +87,7 @@ class Attempt:
             why_stop=lambda: REASON_OF_STOP.get(why_stop()),
             ask=ask,
         )
-        current_run_id.set(assignment.run_id)
-        current_task.set(assignment.task)
+        current_run.set(self.log_fields)
         return lambda: task.invoke(context, args, kwargs)
 
     def returned(self, value: Any) -> Outcome:

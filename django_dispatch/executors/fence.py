@@ -17,7 +17,8 @@ _VERSION, _LEASE_HIGH, _LEASE_LOW, _DEADLINE, _TURNED = range(5)
 ZYGOTES = 4
 """So many may be alive at once, each with a cell from _TURNED on."""
 _RUN_ID, _EPOCH, _REASON, _HEARTBEAT = range(4)
-_CELLS_EACH = _TURNED + ZYGOTES
+_LOG_LEVEL = _TURNED + ZYGOTES
+_CELLS_EACH = _LOG_LEVEL + 1
 _HALVES = struct.Struct("!qq")
 NEVER = 2**63 - 1
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -72,6 +73,16 @@ class Board:
     def last_turn_ns(self, zygote: int) -> int:
         """Return when it last said so."""
         return self._cells[_TURNED + zygote]
+
+    # the log
+
+    def set_log_level(self, level: int) -> None:
+        """Have the loggers of every executor follow, each from its next body on."""
+        self._cells[_LOG_LEVEL] = level
+
+    def log_level(self) -> int:
+        """Return the level that was set; 0: none was."""
+        return self._cells[_LOG_LEVEL]
 
     def _write_fence(self, halves: tuple[int, ...], deadline_ns: int) -> None:
         cells = self._cells

@@ -12,6 +12,7 @@ from typing import cast
 
 from asgiref.sync import sync_to_async
 
+from .. import logs
 from ..exceptions import ControlError
 from ..messages import (
     Enqueued,
@@ -179,6 +180,8 @@ class LoopExecutor:
         return attempts
 
     async def _run(self, attempt: Attempt) -> None:
+        logs.set_level(self._board.log_level())
+        logs.current_run.set(attempt.log_fields)  # in the context of this task
         outcome = await self._outcome_of(attempt)
         if os.getpid() != self._pid:
             os._exit(0)  # a body that forked and returned in the child must not report a second time

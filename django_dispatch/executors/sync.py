@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
+from .. import logs
 from ..exceptions import ControlError, RunCancelled, RunInterrupted, RunTimedOut
 from ..messages import (
     Answer,
@@ -104,6 +105,8 @@ class SyncExecutor:
     def _run(self, assignment: Assignment) -> Outcome:
         self._send(Started(*assignment.token).encode())
         attempt = Attempt(assignment, self._name)
+        logs.set_level(self._board.log_level())
+        logs.current_run.set(attempt.log_fields)  # for what is said of it around the body; that sets its own
         threads = threading.active_count()
         try:
             connections.drop_broken()
@@ -127,6 +130,7 @@ class SyncExecutor:
             is_clean = False
         if not is_clean or (attempt.stop is not None and threading.active_count() > threads):
             self._lifetime.end()
+        logs.current_run.set({})
         return outcome
 
     def _clean_up(self, attempt: Attempt, *, was_quick: bool) -> bool:

@@ -263,7 +263,7 @@ def main() -> None:
         import django
 
         django.setup()
-        logs.configure(config["verbosity"])
+        logs.configure(config["verbosity"], log_format=config["log_format"], node=config["node"], may_wait=False)
         registry.autodiscover()
         connections.watch_for_our_death(config["connection_check_seconds"], config["connection_silence_seconds"])
         connections.close_all()

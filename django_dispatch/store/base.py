@@ -12,6 +12,8 @@ from datetime import datetime
 from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, Unpack
 from uuid import UUID
 
+from ..logs import run_fields
+
 
 class NewRun(NamedTuple):
     """A run to be recorded. ``args``, ``kwargs`` and ``meta`` are JSON texts; a None leaves it to the database or task.
@@ -103,6 +105,11 @@ class ClaimedRun(NamedTuple):
     due_seconds: float = 0.0
     """For how long it had been due when it was claimed."""
 
+    @property
+    def log_fields(self) -> dict[str, object]:
+        """What a record that concerns this run carries."""
+        return run_fields(self.id, self.task, self.queue, self.attempt)
+
 
 class Settlement(NamedTuple):
     """What becomes of a claimed run: the write that ends its claim.
@@ -145,6 +152,11 @@ class Reclaimed:
     queue: str
     status: str
     lease_id: UUID
+
+    @property
+    def log_fields(self) -> dict[str, object]:
+        """What a record that concerns this run carries."""
+        return run_fields(self.run_id, self.task, self.queue)
 
 
 class Backlog(NamedTuple):
@@ -189,8 +201,11 @@ class Store(ABC):
         """Record a lease that is live from now for ``ttl_seconds``, and wake the dispatchers of its host."""
 
     @abstractmethod
-    def renew(self, lease_id: UUID, *, ttl_seconds: float, is_draining: bool) -> bool:
-        """Extend a live lease. False: it expired or was reclaimed, and nothing claimed under it is ours any more."""
+    def renew(self, lease_id: UUID, *, ttl_seconds: float, is_draining: bool, slots: int | None = None) -> bool:
+        """Extend a live lease; ``slots`` None leaves them.
+
+        False: it expired or was reclaimed, and nothing claimed under it is ours any more.
+        """
 
     @abstractmethod
     def surrender(self, lease_id: UUID) -> bool:

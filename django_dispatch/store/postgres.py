@@ -47,9 +47,10 @@ class PostgresStore(Store):
             },
         )
 
-    def renew(self, lease_id: UUID, *, ttl_seconds: float, is_draining: bool) -> bool:
+    def renew(self, lease_id: UUID, *, ttl_seconds: float, is_draining: bool, slots: int | None = None) -> bool:
         state = "DRAINING" if is_draining else "ACTIVE"
-        cursor = self.session.execute(statements.RENEW, {"id": lease_id, "ttl": ttl_seconds, "state": state})
+        params = {"id": lease_id, "ttl": ttl_seconds, "state": state, "slots": slots}
+        cursor = self.session.execute(statements.RENEW, params)
         return cursor.rowcount == 1
 
     def surrender(self, lease_id: UUID) -> bool:

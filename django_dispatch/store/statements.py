@@ -25,7 +25,8 @@ SELECT pg_notify('django_dispatch', 'lease:' || host) FROM acquired
 
 RENEW = f"""
 UPDATE {LEASE}
-SET expires_at = clock_timestamp() + %(ttl)s * interval '1 second', renewed_at = clock_timestamp(), state = %(state)s
+SET expires_at = clock_timestamp() + %(ttl)s * interval '1 second', renewed_at = clock_timestamp(), state = %(state)s,
+  slots = coalesce(%(slots)s::int, slots)
 WHERE id = %(id)s AND expires_at > clock_timestamp()
 """
 

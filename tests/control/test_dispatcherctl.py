@@ -209,6 +209,7 @@ def test_executors_are_scaled_up_and_down_without_harm(pair: Kit) -> None:
 
     assert [reply["before"] for reply in ctl("scale", "--processes=4")] == [1, 1]
     wait_for(lambda: sync_workers() == [4, 4], what="eight executors")
+    wait_for(lambda: set(Lease.objects.values_list("slots", flat=True)) == {604}, what="shown on the leases")
     ctl("scale", "--processes=1")
     wait_for(lambda: sync_workers() == [1, 1], what="two executors")
     pair.gate.open("scaled")

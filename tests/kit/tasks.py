@@ -22,6 +22,7 @@ from .gate import Gate
 from .ledger import Entry
 from .loop_misdeeds import OnTheLoop
 from .oddities import AwfulThings
+from .talk import talk
 
 
 @task(bind=True)
@@ -465,3 +466,22 @@ async def aticking(ctx: TaskContext, gate: str) -> int:
         gates.arrive("tick", f"{ctx.run_id}-{os.getpid()}")
         await asyncio.sleep(0.01)
     return os.getpid()
+
+
+@task(bind=True)
+def say(ctx: TaskContext, text: str, gate: str = "") -> None:
+    """Log in every way that a body has, then wait at a gate, if there is one, and do it again."""
+    talk(ctx, text)
+    with Entry(ctx) as entry:
+        if gate:
+            entry.wait_at(gate)
+            talk(ctx, f"{text} again")
+
+
+@task(bind=True)
+async def asay(ctx: TaskContext, text: str, gate: str = "") -> None:
+    talk(ctx, text)
+    with Entry(ctx) as entry:
+        if gate:
+            await entry.await_at(gate)
+            talk(ctx, f"{text} again")

@@ -25,9 +25,9 @@ DEEPEST_STACK = 6
 
 
 async def alive(dispatcher: "Dispatcher", data: Mapping[str, Any]) -> dict[str, Any]:
-    """Say that the loop turns, and which of its parts have not done their work for too long."""
-    late = dispatcher.stats.late()
-    return {"is_healthy": not late, "late": late}
+    """Say that the loop turns, and which of its parts cannot do their job: see health.py."""
+    failing = dispatcher.health.failing()
+    return {"is_healthy": not failing, "late": list(failing)}
 
 
 async def running(dispatcher: "Dispatcher", data: Mapping[str, Any]) -> dict[str, Any]:
