@@ -148,7 +148,9 @@ def test_as_process_1_it_reaps_what_becomes_its_child_and_drains(kit: Kit) -> No
     (zygote,) = first.children()
     family = [zygote, *zygote.children(recursive=True)]
     assert len(family) > 3, "executor and programs"
+    executors = zygote.children()
     zygote.kill()
+    wait_for(lambda: not living(executors), what="the body's end with its zygote")
     kit.gate.open("gate")
     (run,) = wait_until_final(run, seconds=30)
     assert (run.status, run.attempt) == ("SUCCESSFUL", 2)
