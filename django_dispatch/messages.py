@@ -82,7 +82,10 @@ class Stop(IntEnum):
 
 
 class Assignment(NamedTuple):
-    """A run for an executor to start once it holds ``ticket``. ``args`` and ``kwargs`` are JSON of the database."""
+    """A run for an executor to start once it holds ``ticket``. ``args`` and ``kwargs`` are JSON of the database.
+
+    ``scheduled_for`` is in seconds since 1970; only an occurrence of a schedule has it.
+    """
 
     ticket: int
     lease: bytes
@@ -92,6 +95,7 @@ class Assignment(NamedTuple):
     task: str
     args: str
     kwargs: str
+    scheduled_for: float | None = None
 
     @property
     def token(self) -> tuple[int, int]:
@@ -100,6 +104,8 @@ class Assignment(NamedTuple):
     def encode(self) -> bytes:
         # A jsonb text has no line break of its own: those inside strings are escaped.
         text = f"{self.task}\n{self.args}\n{self.kwargs}".encode()
+        if self.scheduled_for is not None:
+            text += f"\n{self.scheduled_for!r}".encode()
         size = _ASSIGNMENT.size + len(text)
         head = (self.ticket, self.lease, self.run_id, self.epoch, self.attempt)
         return _FRAMED_ASSIGNMENT.pack(size, _Code.ASSIGNMENT, *head) + text
@@ -290,8 +296,8 @@ class FrameReader:
 
 def _assignment(data: bytes, start: int, end: int) -> Message:
     ticket, lease, run_id, epoch, attempt = _ASSIGNMENT.unpack_from(data, start)
-    task, args, kwargs = data[start + _ASSIGNMENT.size : end].decode().split("\n")
-    return Assignment(ticket, lease, run_id, epoch, attempt, task, args, kwargs)
+    task, args, kwargs, *rest = data[start + _ASSIGNMENT.size : end].decode().split("\n")
+    return Assignment(ticket, lease, run_id, epoch, attempt, task, args, kwargs, *map(float, rest))
 
 
 def _outcome(data: bytes, start: int, end: int) -> Message:

@@ -79,6 +79,7 @@ class Attempt:
             report=report,
             why_stop=lambda: REASON_OF_STOP.get(why_stop()),
             ask=ask,
+            scheduled_for=assignment.scheduled_for,
         )
         current_run_id.set(assignment.run_id)
         current_task.set(assignment.task)

@@ -84,7 +84,10 @@ class NewLease:
 
 
 class ClaimedRun(NamedTuple):
-    """A run as it was claimed. ``args`` and ``kwargs`` are the stored JSON texts, not decoded."""
+    """A run as it was claimed. ``args`` and ``kwargs`` are the stored JSON texts, not decoded.
+
+    ``scheduled_for`` is in seconds since 1970.
+    """
 
     id: int
     epoch: int
@@ -100,6 +103,7 @@ class ClaimedRun(NamedTuple):
     args: str
     kwargs: str
     uuid: str | None = None
+    scheduled_for: float | None = None
 
 
 class Settlement(NamedTuple):
