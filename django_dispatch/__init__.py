@@ -7,6 +7,7 @@ defined      ``@task`` registers a function, with its options                   
 enqueued     the arguments are checked; one row is inserted, in the caller's          ``arguments``, ``enqueue``
              transaction
 recorded     the database is the queue and the only truth                             ``models``, ``store``
+scheduled    or a rule says when, and a dispatcher enqueues it then                   ``schedules``, ``declarations``
 announced    after the commit, a hint that a queue may have work                      ``wakeups``
 dispatched   ``rundispatcher`` claims READY runs under its lease                      ``dispatcher``
 executed     a child process runs the body, with a context if it wants one            ``executors``, ``context``
@@ -37,13 +38,16 @@ if TYPE_CHECKING:
         UnknownTask,
     )
     from .registry import Task, task
+    from .schedules import Cron, Every
     from .steering import CancelAnswer, cancel, cancel_many, run_again
 
 __all__ = [
     "Call",
     "CancelAnswer",
     "ControlError",
+    "Cron",
     "DispatchError",
+    "Every",
     "InvalidArguments",
     "InvalidOption",
     "InvalidTask",
@@ -65,6 +69,7 @@ _HOMES = {
     "context": ("RunContextFilter", "TaskContext"),
     "enqueue": ("Call",),
     "registry": ("Task", "task"),
+    "schedules": ("Cron", "Every"),
     "steering": ("CancelAnswer", "cancel", "cancel_many", "run_again"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

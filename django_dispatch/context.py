@@ -34,8 +34,8 @@ class TaskContext:
 
     ``attempt`` counts the starts of this run's body from 1. ``run_id`` with ``epoch`` is a key that no other start of
     any body has. ``scheduled_for`` is the time of the occurrence by the rule of its schedule, in UTC, however late the
-    body starts; None if no schedule enqueued the run at a time of its own. When the task is called as a plain function the context is detached: ``run_id`` is None, nobody
-    cancels, and progress goes nowhere.
+    body starts; None if no schedule enqueued the run at a time of its own. When the task is called as a plain function
+    the context is detached: ``run_id`` is None, nobody cancels, and progress goes nowhere.
     """
 
     def __init__(
