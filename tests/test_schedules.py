@@ -147,8 +147,8 @@ class TestCron:
 
     @pytest.mark.parametrize(
         "cron",
-        ["", "0 0 30 2 *", "* * * * MON#9", "61 * * * *", "* * * *", "@never", "* * * * * * *", "a b c d e", "*/0 * * * *",
-         "٣ * * * *", "\0 * * * *", "L/2 * * * *", "1,," + "1," * LONGEST_CRON + " * * * *"],
+        ["", "0 0 30 2 *", "* * * * MON#9", "61 * * * *", "* * * *", "@never", "* * * * * * *", "a b c d e",
+         "*/0 * * * *", "٣ * * * *", "\0 * * * *", "L/2 * * * *", "1,," + "1," * LONGEST_CRON + " * * * *"],
     )  # fmt: skip
     def test_nonsense_is_refused(self, cron: str) -> None:
         with pytest.raises(InvalidOption):
