@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     )
     from .registry import Task, task
     from .schedules import Cron, Every
-    from .steering import CancelAnswer, cancel, cancel_many, run_again
+    from .steering import CancelAnswer, cancel, cancel_many, run_again, run_now
 
 __all__ = [
     "Call",
@@ -62,6 +62,7 @@ __all__ = [
     "cancel",
     "cancel_many",
     "run_again",
+    "run_now",
     "task",
 ]
 
@@ -70,7 +71,7 @@ _HOMES = {
     "enqueue": ("Call",),
     "registry": ("Task", "task"),
     "schedules": ("Cron", "Every"),
-    "steering": ("CancelAnswer", "cancel", "cancel_many", "run_again"),
+    "steering": ("CancelAnswer", "cancel", "cancel_many", "run_again", "run_now"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -143,7 +143,7 @@ class Task(Generic[P, R_co]):
 
         Raises InvalidArguments or InvalidOption.
         """
-        return enqueue(self._new_run(args, kwargs or {}, check_options(**options)))
+        return enqueue(self.new_run(args, kwargs or {}, **options))
 
     def delay_many(
         self,
@@ -178,6 +178,10 @@ class Task(Generic[P, R_co]):
     ) -> "Sequence[Run]":
         """See delay_many()."""
         return await sync_to_async(self.delay_many, thread_sensitive=True)(calls, **options)
+
+    def new_run(self, args: Sequence[Any], kwargs: Mapping[str, Any], **options: Unpack[EnqueueOptions]) -> NewRun:
+        """Return the run that apply_async() would enqueue. Raises as it does."""
+        return self._new_run(args, kwargs, check_options(**options))
 
     def declared(self, time_zone: str) -> list[Declaration]:
         """Return the schedules of this task, with the time zone and the queue of those that name none."""

@@ -8,18 +8,19 @@ Moments are read as seconds, for a row may hold one that Python has not. Locks a
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .schedule_rows import Declaration, DueSchedule, Fired, Firing, ScheduleState, StartRun
+from .base import NewRun
+from .schedule_rows import DECLARED_SECONDS, Declaration, DueSchedule, Fired, Firing, ScheduleState, StartRun
 from .session import Session
 from .statements import RUN
+
+if TYPE_CHECKING:
+    from django_dispatch.models import Run
 
 SCHEDULE = "django_dispatch_schedule"
 UNREADABLE = "It has a moment or an interval that is out of range."
 
-# One that no dispatcher has in its code any more is not due; it is told apart from one whose dispatchers are away for
-# a moment by the time since one of them said that it has it.
-DECLARED_SECONDS = 180
 _IS_DUE_EVER = f"""s.enabled AND s.task = ANY(%(tasks)s::text[])
     AND (s.source <> 'code' OR s.declared_at > clock.now - interval '{DECLARED_SECONDS} seconds')"""
 
@@ -149,8 +150,7 @@ ORDER BY n.uuid ON CONFLICT DO NOTHING
 
 RUN_NOW = f"""
 INSERT INTO {RUN} (task, args, kwargs, queue, priority, on_lost, source, schedule_id, meta)
-SELECT task, args, kwargs, coalesce(queue, %(queue)s), coalesce(priority, %(priority)s), %(on_lost)s, 'schedule', id,
-  jsonb_build_object('schedule', name)
+SELECT task, args, kwargs, %(queue)s, %(priority)s, %(on_lost)s, 'schedule', id, jsonb_build_object('schedule', name)
 FROM {SCHEDULE} WHERE id = %(id)s
 RETURNING *
 """
@@ -198,6 +198,14 @@ def states(session: Session, limit: int) -> Sequence[ScheduleState]:
 def start(session: Session, runs: Sequence[StartRun]) -> None:
     """See Store.enqueue_at_start()."""
     session.execute(START, {"runs": json.dumps([run._asdict() for run in runs])})
+
+
+def run_now(using: str, schedule_id: int, new: NewRun) -> "Run | None":
+    """Insert a READY run of a schedule, in the caller's transaction; None if there is no such schedule."""
+    from django_dispatch.models import Run
+
+    params = {"id": schedule_id, "queue": new.queue, "priority": new.priority, "on_lost": new.on_lost}
+    return next(iter(Run.objects.using(using).raw(RUN_NOW, params)), None)
 
 
 def _due(now: float, row: Sequence[Any]) -> DueSchedule:

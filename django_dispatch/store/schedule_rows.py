@@ -4,6 +4,10 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+# A schedule of the code that no dispatcher has in its code any more is not due; it is told apart from one whose
+# dispatchers are away for a moment by the time since one of them said that it has it.
+DECLARED_SECONDS = 180
+
 
 class Declaration(NamedTuple):
     """A schedule of the code. ``args`` and ``kwargs`` are JSON texts, ``start_at`` and ``end_at`` ISO 8601.
