@@ -45,6 +45,7 @@ class ScheduleForm(ScheduleModelForm):
     class Meta:
         model = Schedule
         fields = "__all__"
+        widgets = {name: forms.Textarea({"rows": 3, "cols": 60}) for name in ("args", "kwargs")}
         help_texts = {
             "task": _("The path of a task, such as shop.tasks.report."),
             "cron": _(
@@ -64,7 +65,7 @@ class ScheduleForm(ScheduleModelForm):
         if "time_zone" in self.fields:
             zones = available_timezones() | {settings.TIME_ZONE, self.instance.time_zone}
             self.fields["time_zone"] = forms.ChoiceField(
-                label=_("time zone"), choices=[(zone, zone) for zone in sorted(zones)], initial=settings.TIME_ZONE
+                label=_("Time zone"), choices=[(zone, zone) for zone in sorted(zones)], initial=settings.TIME_ZONE
             )
             if self.instance.pk is None:
                 self.initial["time_zone"] = settings.TIME_ZONE
@@ -99,7 +100,7 @@ class ScheduleAdmin(ScheduleModelAdmin):
     """The schedules, by name."""
 
     form = ScheduleForm
-    list_display = ("name", "state", "task_", "rule", "next_", "last_", "source")
+    list_display = ("name_", "state", "rule", "next_", "last_", "source")
     list_filter = ("enabled", "source")
     list_per_page = 100
     search_fields = ("name", "task")
@@ -110,10 +111,10 @@ class ScheduleAdmin(ScheduleModelAdmin):
     readonly_fields = ("state", "rule", "next_times", "last_exact", "problem_", "last_runs", "source")
     fieldsets = (
         (None, {"fields": ("name", ("state", "source"), "problem_", "enabled")}),
-        (_("When"), {"fields": ("cron", "every", "once_at", "time_zone", ("start_at", "end_at"))}),
-        (_("What"), {"fields": ("task", "args", "kwargs", ("queue", "priority"))}),
-        (_("If late, or still running"), {"fields": (("catch_up", "catch_up_window"), "overlap")}),
         (_("Occurrences"), {"fields": ("rule", "next_times", "last_exact", "last_runs")}),
+        (_("When"), {"fields": ("cron", "every", "once_at", "time_zone", ("start_at", "end_at"))}),
+        (_("What"), {"fields": ("task", "args", "kwargs", "queue", "priority")}),
+        (_("If late, or still running"), {"fields": ("catch_up", "catch_up_window", "overlap")}),
     )
 
     class Media:
@@ -127,8 +128,7 @@ class ScheduleAdmin(ScheduleModelAdmin):
         """Leave out what a schedule that is not saved yet has not."""
         if obj is not None:
             return super().get_fieldsets(request, obj)
-        first, *others = self.fieldsets[:-1]
-        return ((None, {"fields": ("name", "enabled")}), *others) if first else ()
+        return ((None, {"fields": ("name", "enabled")}), *self.fieldsets[2:])
 
     def get_readonly_fields(self, request: HttpRequest, obj: Schedule | None = None) -> tuple[str, ...]:
         """Of a schedule of the code, only whether it is enabled can be changed: the rest is changed in the code."""
@@ -211,9 +211,12 @@ class ScheduleAdmin(ScheduleModelAdmin):
             return display.badge("SUCCESSFUL", str(_("over")))
         return display.badge("ACTIVE", str(_("enabled")))
 
-    @admin.display(description=_("task"))
-    def task_(self, schedule: Schedule) -> SafeString:
-        return display.task_path(schedule.task)
+    @admin.display(description=_("name"))
+    def name_(self, schedule: Schedule) -> SafeString:
+        name = display.task_path(schedule.name)
+        if schedule.name.startswith(schedule.task):
+            return name
+        return format_html('{}<div class="dispatch-note">{}</div>', name, display.task_path(schedule.task))
 
     @admin.display(description=_("rule"))
     def rule(self, schedule: Schedule) -> SafeString | str:
