@@ -105,7 +105,7 @@ def test_schedules_page_names_every_option_and_policy_and_no_other() -> None:
     page = read("schedules.md")
     options = {field.name for timing in (Cron, Timing) for field in fields(timing)} - {"expression"}
     assert set(first_cells(page.split("| option |")[1].split("What makes no sense")[0])) == options
-    policies = {word.strip('"') for word in first_cells(page.split("| `catch_up` |")[1].split("With `")[0])}
+    policies = {word.strip('"') for word in first_cells(page.split("| `catch_up` | after")[1].split("With `")[0])}
     assert policies == set(CatchUp.values)
 
 
