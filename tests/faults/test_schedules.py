@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from django.db.models.functions import Now
 
+from django_dispatch.control import ask
 from django_dispatch.models import Run, Schedule
 from tests.kit.fixtures import Kit
 from tests.kit.runs import wait_until_final
@@ -168,6 +169,17 @@ class TestTheCodesSchedules:
         wait_for(lambda: Schedule.objects.filter(declared_at__year=2001).count() == 1, 40, what="one kept by nobody")
         assert Schedule.objects.get(declared_at__year=2001).name == f"{path}.removed"
         assert names()[f"{path}.report"] == "0 4 * * *"
+        wait_for(lambda: self.states().get(f"{path}.removed") == "retired", 40, what="that it is seen by others")
+        assert self.states() == {
+            f"{path}.report": "enabled",
+            f"{path}.report#2": "disabled",
+            f"{path}.removed": "retired",
+        }
+
+    def states(self) -> dict[str, str]:
+        """Return what a dispatcher says of the schedules."""
+        (reply,) = ask("producers", timeout=20, expected_replies=1)
+        return {schedule["name"]: schedule["state"] for schedule in reply["schedules"]["schedules"]}
 
     def test_on_start_is_one_run_for_each_start_of_a_dispatcher_of_its_queue(self, kit: Kit) -> None:
         for node in ("a", "b"):
