@@ -81,6 +81,15 @@ class TestDue:
         assert next_seconds is not None
         assert 40 < next_seconds <= 50
 
+    def test_what_is_due_now_or_never_is_not_what_is_due_next(self, store: Store) -> None:
+        a_schedule(name="now")
+        a_schedule(name="never", next_at=None)
+        for_ever = a_schedule(name="for ever", next_at=None)
+        with connection.cursor() as cursor:
+            cursor.execute("UPDATE django_dispatch_schedule SET next_at = 'infinity' WHERE id = %s", [for_ever.pk])
+        seen, next_seconds = store.due_schedules([TASK], limit=100)
+        assert ([one.name for one in seen], next_seconds) == (["now"], None)
+
     def test_a_rule_that_is_new_or_has_changed_is_seen_at_once(self, store: Store) -> None:
         Schedule.objects.create(name="new", task=TASK, cron="0 12 * * *")
         changed = a_schedule(next_at=NEXT)
