@@ -254,10 +254,8 @@ _OF_SCHEDULES = (
     ("ORDER BY n.uuid ON CONFLICT DO NOTHING", "ORDER BY n.uuid", _SCHEDULES),
 )  # fmt: skip
 _OF_RULES = (
-    ("if time > moment), None)", "if True), None)", _RULES),
     ("LONGEST_PUT_BACK_SECONDS = 3 * 3600", "LONGEST_PUT_BACK_SECONDS = 1", _RULES),
     ("for fold in (0, 1):", "for fold in (0,):", _RULES),
-    ("if instant != previous and instant", "if instant", _RULES),
     ("and instant.astimezone(zone).replace(tzinfo=None) == wall", "", _RULES),
     ("else max(now, due_at)", "else now", _RULES),
     ("now if last_at is None else max(now, last_at)", "now", _RULES),
