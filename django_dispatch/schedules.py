@@ -256,8 +256,6 @@ def expanded(cron: str) -> str:
 
 
 def _slots(rule: Rule, policy: Policy, now: datetime, due_at: datetime, limit: int) -> Iterator[datetime]:
-    if due_at > now:
-        return
     first = max(due_at, now - (PUNCTUAL if policy.catch_up == "none" else max(policy.window, PUNCTUAL)))
     if policy.catch_up == "all" and policy.overlap == "allow":
         yield from islice(takewhile(lambda time: time <= now, rule.times_after(first - INSTANT)), limit)

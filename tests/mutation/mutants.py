@@ -259,7 +259,6 @@ _OF_RULES = (
     ("and instant.astimezone(zone).replace(tzinfo=None) == wall", "", _RULES),
     ("else max(now, due_at)", "else now", _RULES),
     ("now if last_at is None else max(now, last_at)", "now", _RULES),
-    ("if due_at > now:\n        return", "if False:\n        return", _RULES),
     ("else max(policy.window, PUNCTUAL)", "else policy.window", _RULES),
     ("max(due_at, now - (", "min(due_at, now - (", _RULES),
 )
