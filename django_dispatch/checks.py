@@ -11,7 +11,7 @@ django_dispatch.E005  a task module cannot be imported
 django_dispatch.W001  LISTEN would go through a transaction pooler, where it hears nothing
 django_dispatch.W002  psycopg runs in its pure Python implementation
 django_dispatch.W003  ``DISPATCH["NOTIFY_CHANNELS"]`` names channels, but ``WAKEUPS`` is empty: nobody listens
-django_dispatch.W004  a schedule has a problem; only with ``check --database``, which asks the database
+django_dispatch.W005  a schedule has a problem; only with ``check --database``, which asks the database
 ====================  ==========================================================================================
 
 They have two tags, beside Django's own for the database, because the dispatcher must not import task modules: a command
@@ -80,7 +80,7 @@ def check_schedules(
             Warning(
                 f"The schedule {name!r} has a problem: {problem}",
                 hint="Edit or disable it, in the admin or by SQL.",
-                id="django_dispatch.W004",
+                id="django_dispatch.W005",
             )
             for name, problem in flagged.values_list("name", "problem")[:MOST_SCHEDULES]
         ]

@@ -145,12 +145,12 @@ def test_e005_a_broken_task_module_that_the_settings_checks_do_not_import(tmp_pa
     assert "'broken_app.tasks' cannot be imported: ModuleNotFoundError: No module named 'a_mod" in done.stderr
 
 
-def test_w004_a_schedule_that_was_flagged(db: None) -> None:
+def test_w005_a_schedule_that_was_flagged(db: None) -> None:
     Schedule.objects.create(name="good", task="shop.report", cron="@daily")
     Schedule.objects.create(name="bad", task="shop.report", cron="61 * * * *", problem="No cron.")
     assert checks.check_schedules() == []
     messages = checks.check_schedules(databases=["default"])
-    assert ids_of(messages) == ["django_dispatch.W004"]
+    assert ids_of(messages) == ["django_dispatch.W005"]
     assert messages[0].msg == "The schedule 'bad' has a problem: No cron."
 
 
