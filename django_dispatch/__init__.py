@@ -7,6 +7,7 @@ defined      ``@task`` registers a function, with its options                   
 enqueued     the arguments are checked; one row is inserted, in the caller's          ``arguments``, ``enqueue``
              transaction
 recorded     the database is the queue and the only truth                             ``models``, ``store``
+scheduled    or a rule says when, and a dispatcher enqueues it then                   ``schedules``, ``declarations``
 announced    after the commit, a hint that a queue may have work                      ``wakeups``
 dispatched   ``rundispatcher`` claims READY runs under its lease                      ``dispatcher``
 executed     a child process runs the body, with a context if it wants one            ``executors``, ``context``
@@ -38,13 +39,16 @@ if TYPE_CHECKING:
     )
     from .logs import JsonFormatter, RunContextFilter
     from .registry import Task, task
-    from .steering import CancelAnswer, cancel, cancel_many, run_again
+    from .schedules import Cron, Every
+    from .steering import CancelAnswer, cancel, cancel_many, run_again, run_now
 
 __all__ = [
     "Call",
     "CancelAnswer",
     "ControlError",
+    "Cron",
     "DispatchError",
+    "Every",
     "InvalidArguments",
     "InvalidOption",
     "InvalidTask",
@@ -60,6 +64,7 @@ __all__ = [
     "cancel",
     "cancel_many",
     "run_again",
+    "run_now",
     "task",
 ]
 
@@ -68,7 +73,8 @@ _HOMES = {
     "enqueue": ("Call",),
     "logs": ("JsonFormatter", "RunContextFilter"),
     "registry": ("Task", "task"),
-    "steering": ("CancelAnswer", "cancel", "cancel_many", "run_again"),
+    "schedules": ("Cron", "Every"),
+    "steering": ("CancelAnswer", "cancel", "cancel_many", "run_again", "run_now"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

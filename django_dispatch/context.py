@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping, MutableMapping
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from uuid import UUID, uuid5
@@ -28,8 +29,9 @@ class TaskContext:
     """The first argument of a task with ``bind=True``.
 
     ``attempt`` counts the starts of this run's body from 1. ``run_id`` with ``epoch`` is a key that no other start of
-    any body has. When the task is called as a plain function the context is detached: ``run_id`` is None, nobody
-    cancels, and progress goes nowhere.
+    any body has. ``scheduled_for`` is the time of the occurrence by the rule of its schedule, in UTC, however late the
+    body starts; None if no schedule enqueued the run at a time of its own. When the task is called as a plain function
+    the context is detached: ``run_id`` is None, nobody cancels, and progress goes nowhere.
     """
 
     def __init__(
@@ -42,11 +44,13 @@ class TaskContext:
         report: Callable[[str], None] | None,
         why_stop: Callable[[], StopReason | None] | None,
         ask: Callable[[str, float], str] | None = None,
+        scheduled_for: float | None = None,
     ) -> None:
         self.run_id = run_id
         self.epoch = epoch
         self.attempt = attempt
         self.worker_id = worker_id
+        self.scheduled_for = None if scheduled_for is None else datetime.fromtimestamp(scheduled_for, UTC)
         self._report = report
         self._why_stop = why_stop
         self._ask = ask

@@ -6,6 +6,7 @@ from typing import assert_never
 from . import retry
 from .messages import Kind, Outcome, Verdict
 from .store.base import ClaimedRun, Settlement
+from .store.schedule_rows import Declaration
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,8 @@ class TaskFacts:
     on_lost: str = "requeue"
     priority: int = 0
     queue: str = "default"
+    on_start: bool = False
+    schedules: tuple[Declaration, ...] = ()
 
 
 def settle(run: ClaimedRun, outcome: Outcome, facts: TaskFacts | None, *, max_interruptions: int) -> Settlement:

@@ -83,7 +83,10 @@ class Stop(IntEnum):
 
 
 class Assignment(NamedTuple):
-    """A run for an executor to start once it holds ``ticket``. ``args`` and ``kwargs`` are JSON of the database."""
+    """A run for an executor to start once it holds ``ticket``. ``args`` and ``kwargs`` are JSON of the database.
+
+    ``scheduled_for`` is in seconds since 1970; only an occurrence of a schedule has it.
+    """
 
     ticket: int
     lease: bytes
@@ -94,6 +97,7 @@ class Assignment(NamedTuple):
     args: str
     kwargs: str
     queue: str
+    scheduled_for: float | None = None
 
     @property
     def token(self) -> tuple[int, int]:
@@ -101,7 +105,8 @@ class Assignment(NamedTuple):
 
     def encode(self) -> bytes:
         # A jsonb text has no line break of its own: those inside strings are escaped. A queue's name may have any.
-        text = f"{self.task}\n{self.args}\n{self.kwargs}\n{self.queue}".encode()
+        occurrence = "" if self.scheduled_for is None else repr(self.scheduled_for)
+        text = f"{self.task}\n{self.args}\n{self.kwargs}\n{occurrence}\n{self.queue}".encode()
         size = _ASSIGNMENT.size + len(text)
         head = (self.ticket, self.lease, self.run_id, self.epoch, self.attempt)
         return _FRAMED_ASSIGNMENT.pack(size, _Code.ASSIGNMENT, *head) + text
@@ -307,8 +312,9 @@ class FrameReader:
 
 def _assignment(data: bytes, start: int, end: int) -> Message:
     ticket, lease, run_id, epoch, attempt = _ASSIGNMENT.unpack_from(data, start)
-    task, args, kwargs, queue = data[start + _ASSIGNMENT.size : end].decode().split("\n", 3)
-    return Assignment(ticket, lease, run_id, epoch, attempt, task, args, kwargs, queue)
+    task, args, kwargs, occurrence, queue = data[start + _ASSIGNMENT.size : end].decode().split("\n", 4)
+    scheduled_for = float(occurrence) if occurrence else None
+    return Assignment(ticket, lease, run_id, epoch, attempt, task, args, kwargs, queue, scheduled_for)
 
 
 def _outcome(data: bytes, start: int, end: int) -> Message:

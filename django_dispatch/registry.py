@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import json
 import logging
 import sys
 import threading
@@ -30,6 +31,7 @@ from django.utils.module_loading import module_has_submodule
 
 from .arguments import encode
 from .context import TaskContext
+from .declarations import Schedules, declare
 from .enqueue import (
     Call,
     EnqueueOptions,
@@ -44,6 +46,7 @@ from .enqueue import (
 )
 from .exceptions import InvalidArguments, InvalidOption, InvalidTask, UnknownTask
 from .store.base import NewRun
+from .store.schedule_rows import Declaration
 
 if sys.version_info >= (3, 14):
     import annotationlib
@@ -83,6 +86,9 @@ class Task(Generic[P, R_co]):
         max_attempts: int = 1,
         bind: bool = False,
         on_lost: OnLost = "requeue",
+        schedule: Schedules | None = None,
+        every: timedelta | None = None,
+        on_start: bool = False,
     ) -> None:
         self.path = _path_of(function)
         body = _body_of(self.path, function)
@@ -94,8 +100,14 @@ class Task(Generic[P, R_co]):
             self.priority = check_priority(priority)
             self.timeout = None if timeout is None else check_timeout(timeout)
             self.max_attempts = check_max_attempts(max_attempts)
+            self.schedules = tuple(declare(self.path, self.signature, schedule, every))
         except InvalidOption as error:
             raise InvalidTask(f"Task {self.path!r}: {error}") from None
+        except InvalidArguments as error:
+            raise InvalidTask(str(error)) from None
+        if on_start:
+            _check_is_callable_without_arguments(self.path, self.signature)
+        self.on_start = bool(on_start)
         if on_lost not in get_args(OnLost):
             raise InvalidTask(f"Task {self.path!r}: on_lost must be 'requeue' or 'fail', not {on_lost!r}.")
         self.on_lost = on_lost
@@ -131,7 +143,7 @@ class Task(Generic[P, R_co]):
 
         Raises InvalidArguments or InvalidOption.
         """
-        return enqueue(self._new_run(args, kwargs or {}, check_options(**options)))
+        return enqueue(self.new_run(args, kwargs or {}, **options))
 
     def delay_many(
         self,
@@ -166,6 +178,27 @@ class Task(Generic[P, R_co]):
     ) -> "Sequence[Run]":
         """See delay_many()."""
         return await sync_to_async(self.delay_many, thread_sensitive=True)(calls, **options)
+
+    def new_run(self, args: Sequence[Any], kwargs: Mapping[str, Any], **options: Unpack[EnqueueOptions]) -> NewRun:
+        """Return the run that apply_async() would enqueue. Raises as it does."""
+        return self._new_run(args, kwargs, check_options(**options))
+
+    def declared(self, time_zone: str) -> list[Declaration]:
+        """Return the schedules of this task, with the time zone and the queue of those that name none."""
+        return [
+            one._replace(time_zone=one.time_zone or time_zone, queue=one.queue or self._queue_of(one))
+            for one in self.schedules
+        ]
+
+    def _queue_of(self, declaration: Declaration) -> str | None:
+        """The queue of a call by schedule, if a function of its arguments says so; None: as the task says."""
+        if isinstance(self.queue, str):
+            return None
+        try:
+            return self._queue_for(json.loads(declaration.args), json.loads(declaration.kwargs))
+        except Exception:
+            logger.exception("Task %s: its queue function fails for schedule %s", self.path, declaration.name)
+            return None
 
     def _new_run(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: Options) -> NewRun:
         args_json, kwargs_json = encode(self.path, self.signature, args, kwargs)
@@ -238,6 +271,9 @@ def task(
     timeout: timedelta | float | None = ...,
     max_attempts: int = ...,
     on_lost: OnLost = ...,
+    schedule: Schedules | None = ...,
+    every: timedelta | None = ...,
+    on_start: bool = ...,
 ) -> _BindingDecorator: ...
 @overload
 def task(
@@ -248,14 +284,19 @@ def task(
     timeout: timedelta | float | None = ...,
     max_attempts: int = ...,
     on_lost: OnLost = ...,
+    schedule: Schedules | None = ...,
+    every: timedelta | None = ...,
+    on_start: bool = ...,
 ) -> _Decorator: ...
 def task(function: Any = None, /, **options: Any) -> Any:
     """Make a function, a coroutine function or a class with ``run`` a task; bare, or with options.
 
     ``queue`` is a name, or a function of the call's arguments that returns one; ``priority`` goes from -100 to 100,
     higher first; ``timeout`` is a timedelta or seconds; ``max_attempts`` counts the first attempt too; ``bind`` puts
-    a TaskContext before the arguments; ``on_lost="fail"`` never repeats a body whose end nobody saw. Raises
-    InvalidTask. Type checkers that ignore what a class decorator returns, as mypy does, want ``report = task(Report)``.
+    a TaskContext before the arguments; ``on_lost="fail"`` never repeats a body whose end nobody saw. ``schedule`` (a
+    cron expression, a Cron or Every, or a list of them) and ``every`` (a timedelta) enqueue runs at times;
+    ``on_start`` enqueues one whenever a dispatcher of its queue starts. Raises InvalidTask. Type checkers that ignore
+    what a class decorator returns, as mypy does, want ``report = task(Report)``.
     """
     if function is None:
         return lambda decorated: _register(Task(decorated, **options))
@@ -355,6 +396,13 @@ def _signature_of(path: str, function: Any, *, bind: bool) -> inspect.Signature:
         if not isinstance(inspect.getattr_static(function, "run"), staticmethod | classmethod):
             signature = _without_first(path, signature, "self")
     return _without_first(path, signature, "the context that bind=True passes") if bind else signature
+
+
+def _check_is_callable_without_arguments(path: str, signature: inspect.Signature) -> None:
+    try:
+        signature.bind()
+    except TypeError as error:
+        raise InvalidTask(f"Task {path!r} is called without arguments on_start, but {error}.") from None
 
 
 def _without_first(path: str, signature: inspect.Signature, what: str) -> inspect.Signature:

@@ -95,7 +95,7 @@ def prepare() -> dict[str, str]:
     if not os.environ.get("DATABASE_URL"):
         say("demo", "starting PostgreSQL")
         os.environ["DATABASE_URL"] = postgres.ensure_server()
-    os.environ |= {"SITE_URL": SITE_URL, "DJANGO_SETTINGS_MODULE": "testproject.settings"}
+    os.environ |= {"SITE_URL": SITE_URL, "SHOP_SCHEDULES": "1", "DJANGO_SETTINGS_MODULE": "testproject.settings"}
     KEPT.mkdir(parents=True, exist_ok=True)
     django.setup()
     call_command("migrate", verbosity=0)

@@ -14,6 +14,7 @@ from django.core.management.base import SystemCheckError
 from django.db import connections
 
 from django_dispatch import checks
+from django_dispatch.models import Schedule
 
 
 @pytest.fixture
@@ -154,6 +155,15 @@ def test_e005_a_broken_task_module_that_the_settings_checks_do_not_import(tmp_pa
     assert "AssertionError" not in done.stderr
     assert "django_dispatch.E005" in done.stderr
     assert "'broken_app.tasks' cannot be imported: ModuleNotFoundError: No module named 'a_mod" in done.stderr
+
+
+def test_w005_a_schedule_that_was_flagged(db: None) -> None:
+    Schedule.objects.create(name="good", task="shop.report", cron="@daily")
+    Schedule.objects.create(name="bad", task="shop.report", cron="61 * * * *", problem="No cron.")
+    assert checks.check_schedules() == []
+    messages = checks.check_schedules(databases=["default"])
+    assert ids_of(messages) == ["django_dispatch.W005"]
+    assert messages[0].msg == "The schedule 'bad' has a problem: No cron."
 
 
 def test_manage_check_fails_on_a_broken_setting(settings: Any) -> None:

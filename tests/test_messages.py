@@ -36,6 +36,7 @@ MESSAGES: list[Message] = [
     Ready(),
     Assignment(7, LEASE, 2**62, 4_000_000_000, 3, "shop.tasks.ü", '["a", {"b": "\\n"}]', "{}", "a\nqueue"),
     Assignment(8, LEASE, 1, 1, 1, "shop.tasks.large", f"[{LARGE}]", "{}", "default"),
+    Assignment(9, LEASE, 1, 1, 1, "shop.tasks.report", "[]", "{}", "a\nqueue", 1_774_745_999.999999),
     Started(2**62, 4_000_000_000),
     Progress(1, 2, '{"done":1}'),
     Enqueued("shop.add", "a queue\nof two lines", 1 << 40),

@@ -278,7 +278,9 @@ def test_public_names() -> None:
         "Call",
         "CancelAnswer",
         "ControlError",
+        "Cron",
         "DispatchError",
+        "Every",
         "InvalidArguments",
         "InvalidOption",
         "InvalidTask",
@@ -294,6 +296,7 @@ def test_public_names() -> None:
         "cancel",
         "cancel_many",
         "run_again",
+        "run_now",
         "task",
     ]
     assert {name: getattr(django_dispatch, name).__name__ for name in django_dispatch.__all__} == {

@@ -14,6 +14,7 @@ from ..conf import DispatchSettings
 from ..executors.fence import ZYGOTES, Board, now_ns
 from ..finish import TaskFacts
 from ..messages import Kind
+from ..store.schedule_rows import Declaration
 from . import process
 from .backoff import Backoff
 from .pool import Pool
@@ -29,7 +30,10 @@ logger = logging.getLogger("django_dispatch.dispatcher")
 
 
 class Children:
-    """The zygote, started again when it dies. ``soon`` runs a named coroutine; ``may_fill`` says if bodies may run."""
+    """The zygote, started again when it dies. ``soon`` runs a named coroutine; ``may_fill`` says if bodies may run.
+
+    ``on_known`` is told whenever the tasks are known, of this code or of that which succeeds it.
+    """
 
     def __init__(
         self,
@@ -40,11 +44,13 @@ class Children:
         verbosity: int,
         soon: Callable[[str, Coroutine[Any, Any, None]], None],
         may_fill: Callable[[], bool],
+        on_known: Callable[[], None],
     ) -> None:
         self._board = board
         self._pool = pool
         self._soon = soon
         self._may_fill = may_fill
+        self._on_known = on_known
         self._loop = asyncio.get_running_loop()
         self._backoff = Backoff(first_seconds=1.0, longest_seconds=30.0)
         self._zygote: ZygoteProcess | None = None
@@ -175,7 +181,8 @@ class Children:
                 zygote.close()
 
     def _on_ready(self, tasks: dict[str, dict[str, Any]], broken: dict[str, str]) -> None:
-        self._pool.facts = {path: TaskFacts(**{**task, "kind": Kind(task["kind"])}) for path, task in tasks.items()}
+        self._pool.facts = {path: _facts(task) for path, task in tasks.items()}
+        self._on_known()
         for module, error in broken.items():
             logger.error("The task module %s cannot be imported: %s", module, error.strip().rsplit("\n", 1)[-1])
         self._backoff.reset()
@@ -208,6 +215,11 @@ class Children:
         self._pool.zygote_died(zygote)
         if pause is not None:
             self._loop.call_later(pause, self.start)
+
+
+def _facts(task: dict[str, Any]) -> TaskFacts:
+    schedules = tuple(Declaration(**schedule) for schedule in task["schedules"])
+    return TaskFacts(**{**task, "kind": Kind(task["kind"]), "schedules": schedules})
 
 
 def _config(settings: DispatchSettings, board: Board, verbosity: int) -> dict[str, Any]:

@@ -121,7 +121,8 @@ class Executor:
         flight.ticket = self._last_ticket
         self._unticketed.append(flight.ticket)
         self._unsent += Assignment(
-            flight.ticket, flight.lease, run.id, run.epoch, run.attempt, run.task, run.args, run.kwargs, run.queue
+            *(flight.ticket, flight.lease, run.id, run.epoch, run.attempt),
+            *(run.task, run.args, run.kwargs, run.queue, run.scheduled_for),
         ).encode()
         self.flights[flight.token] = flight
         self.unstarted += 1

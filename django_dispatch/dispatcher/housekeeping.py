@@ -131,7 +131,7 @@ class Housekeeping:
             )
         self.learn_neighbours()  # whom no wakeup announced
         self.promote_soon()
-        await self._announce([run.queue for run in reclaimed if run.status == "READY"])
+        await self.announce([run.queue for run in reclaimed if run.status == "READY"])
 
     def learn_neighbours(self) -> None:
         """Ask with the next look who has a lease on this host: somebody may be new there, and dead already."""
@@ -153,7 +153,7 @@ class Housekeeping:
     async def promote(self) -> float:
         """Make due runs READY; return in how many seconds the next is due, or it is time for a poll."""
         queues, next_seconds = await self._store.call(self._store.store.promote, limit=PROMOTE_LIMIT)
-        await self._announce(queues)
+        await self.announce(queues)
         if queues:
             return 0.0
         return self._poll_pause() if next_seconds is None else max(0.01, min(next_seconds, self._poll_pause()))
@@ -173,7 +173,15 @@ class Housekeeping:
                     break
                 await asyncio.sleep(0.05)
 
-    async def _announce(self, queues: Sequence[str]) -> None:
+    def schedules_soon(self) -> None:
+        """There is a schedule that may be due before the one that was next."""
+        self._hurries["schedules"].set()
+
+    def declare_soon(self) -> None:
+        """The code may have other schedules than it had."""
+        self._hurries["declarations"].set()
+
+    async def announce(self, queues: Sequence[str]) -> None:
         """Wake ourselves, and the others too: there may be more than we have room for."""
         names = sorted(set(queues))
         if names:

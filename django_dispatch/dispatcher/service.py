@@ -39,6 +39,7 @@ from .own_tasks import OwnTasks
 from .pool import Pool
 from .progress import ProgressNotes
 from .queues import Queues
+from .scheduler import Scheduler
 from .scrapes import PATH, Scrapes
 from .service_manager import ServiceManager
 from .sessions import Sessions
@@ -96,6 +97,7 @@ class Dispatcher:
             ready_timeout_seconds=settings.executor_ready_timeout_seconds,
         )
         self.housekeeping = self._make_housekeeping()
+        self.scheduler = self._make_scheduler()
         self.stacks = Stacks(self.pool)
         self.answering = Answering(self, self.sessions.line)
         self.pool.on_aside = self.answering.on_aside
@@ -127,6 +129,7 @@ class Dispatcher:
             verbosity=self.mode.verbosity,
             soon=self._tasks.soon,
             may_fill=lambda: self.claims.lease_id is not None,
+            on_known=self._on_known,
         )
 
     def _make_claims(self) -> Claims:
@@ -193,6 +196,16 @@ class Dispatcher:
             stats=self.stats,
         )
 
+    def _make_scheduler(self) -> Scheduler:
+        return Scheduler(
+            self.store,
+            facts=lambda: self.pool.facts,
+            queues=self.settings.queues,
+            node=self.settings.node,
+            announce=self.housekeeping.announce,
+            poll_pause=self.looks.pause,
+        )
+
     def _make_listener(self) -> Listener | None:
         if "pg_notify" not in self.settings.wakeups:
             return None
@@ -222,7 +235,8 @@ class Dispatcher:
         self._tasks.own("watch", self.watch.run())
         self._tasks.own("progress", self.progress.run())
         self._tasks.own("messages", self.answering.submissions.run())
-        for name, (seconds, step) in (self._own_steps() | self.housekeeping.steps()).items():
+        steps = self._own_steps() | self.housekeeping.steps() | self.scheduler.steps()
+        for name, (seconds, step) in steps.items():
             self._tasks.own(name, self.housekeeping.repeat(name, seconds, step))
         if self.listener is not None:
             self._tasks.own("listener", self.listener.run())
@@ -308,10 +322,16 @@ class Dispatcher:
             self.looks.on_ready([wakeup.value])
         elif wakeup.kind == "scheduled":
             self._on_scheduled()
+        elif wakeup.kind == "schedule":
+            self.housekeeping.schedules_soon()
         elif wakeup.kind == "cancel" and wakeup.value == str(self.claims.lease_id):
             self._tasks.soon("cancel", self._look_for_cancellations())
         elif wakeup.kind == "lease" and wakeup.value == process.host_name():
             self.housekeeping.learn_neighbours()
+
+    def _on_known(self) -> None:
+        self.housekeeping.declare_soon()
+        self.housekeeping.schedules_soon()
 
     def _on_scheduled(self) -> None:
         self.housekeeping.promote_soon()
@@ -368,6 +388,7 @@ class Dispatcher:
 
     async def _end_burst(self) -> None:
         await self.housekeeping.promote()
+        await self.scheduler.fire()
         is_empty = self.claims.is_idle() and not self.pool.flights() and not self.pool.waiting
         if is_empty and not self._is_ending:
             self.end("nothing is due")

@@ -86,6 +86,7 @@ class Attempt:
             report=report,
             why_stop=lambda: REASON_OF_STOP.get(why_stop()),
             ask=ask,
+            scheduled_for=assignment.scheduled_for,
         )
         current_run.set(self.log_fields)
         return lambda: task.invoke(context, args, kwargs)

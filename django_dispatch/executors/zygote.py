@@ -24,6 +24,8 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
+from django.utils import timezone
+
 from .. import logs, registry
 from ..messages import Kind, News
 from . import connections, descendants
@@ -283,6 +285,7 @@ def main() -> None:
 
 def task_facts() -> dict[str, dict[str, Any]]:
     """Return what a dispatcher, which imports no task, must know of each."""
+    zone = timezone.get_default_timezone_name()
     return {
         path: {
             "kind": Kind.ASYNC if task.is_async else Kind.SYNC,
@@ -291,6 +294,8 @@ def task_facts() -> dict[str, dict[str, Any]]:
             "on_lost": task.on_lost,
             "priority": task.priority,
             "queue": task.queue if isinstance(task.queue, str) else "default",
+            "on_start": task.on_start,
+            "schedules": [one._asdict() for one in task.declared(zone)],
         }
         for path, task in registry.all_tasks().items()
     }

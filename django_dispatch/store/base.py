@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, Unpack
 from uuid import UUID
 
 from ..logs import run_fields
+from .schedule_rows import Declaration, DueSchedule, Fired, Firing, ScheduleState, StartRun
 
 
 class NewRun(NamedTuple):
@@ -86,7 +87,10 @@ class NewLease:
 
 
 class ClaimedRun(NamedTuple):
-    """A run as it was claimed. ``args`` and ``kwargs`` are the stored JSON texts, not decoded."""
+    """A run as it was claimed. ``args`` and ``kwargs`` are the stored JSON texts, not decoded.
+
+    ``scheduled_for`` is in seconds since 1970.
+    """
 
     id: int
     epoch: int
@@ -104,6 +108,7 @@ class ClaimedRun(NamedTuple):
     uuid: str | None = None
     due_seconds: float = 0.0
     """For how long it had been due when it was claimed."""
+    scheduled_for: float | None = None
 
     @property
     def log_fields(self) -> dict[str, object]:
@@ -287,6 +292,43 @@ class Store(ABC):
     @abstractmethod
     def notify(self, payloads: Sequence[str]) -> None:
         """Send wakeups."""
+
+    # schedules
+
+    @abstractmethod
+    def due_schedules(self, tasks: Sequence[str], *, limit: int) -> tuple[Sequence[DueSchedule], float | None]:
+        """Return schedules of these tasks that are due or not planned; and in how many seconds the next one is."""
+
+    @abstractmethod
+    def fire(self, firings: Sequence[Firing]) -> Sequence[Fired]:
+        """Enqueue occurrences and move their schedules on, in one commit; return the schedules that were moved.
+
+        A schedule that is not as it was seen any more, or that another transaction holds, is left alone. Raises
+        DataError or IntegrityError when a run cannot be stored: then nothing was written.
+        """
+
+    @abstractmethod
+    def declare(self, declarations: Sequence[Declaration]) -> Mapping[str, str]:
+        """Record the schedules of the code. Returns for each name ``recorded``, or ``taken`` by one made by hand.
+
+        A name is left out if another transaction holds its row.
+        """
+
+    @abstractmethod
+    def keep_declared(self, names: Sequence[str]) -> None:
+        """Say that these schedules are still in the code of a dispatcher."""
+
+    @abstractmethod
+    def flag_unknown(self, tasks: Sequence[str], problem: str) -> Sequence[tuple[str, str]]:
+        """Flag schedules that are overdue and not of these tasks; return the name and task of each."""
+
+    @abstractmethod
+    def schedule_states(self, *, limit: int) -> Sequence[ScheduleState]:
+        """Return how schedules are: those with a problem first, then those due next."""
+
+    @abstractmethod
+    def enqueue_at_start(self, runs: Sequence[StartRun]) -> None:
+        """Enqueue runs because a dispatcher starts; a uuid that is known makes no second one."""
 
     # control
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Unpack
 from uuid import UUID
 
+from . import postgres_schedules as schedules
 from . import statements
 from .base import (
     Backlog,
@@ -22,6 +23,7 @@ from .base import (
 )
 from .exchange import AsyncExchanger, exchange_params, read_exchange, statement_for
 from .postgres_enqueue import CANCEL, document
+from .schedule_rows import Declaration, DueSchedule, Fired, Firing, ScheduleState, StartRun
 from .session import AsyncSession, Session, Terms
 
 
@@ -112,6 +114,27 @@ class PostgresStore(Store):
         return [
             Neighbour(*row) for row in self.session.execute(statements.NEIGHBOURS, {"host": host, "besides": besides})
         ]
+
+    def due_schedules(self, tasks: Sequence[str], *, limit: int) -> tuple[Sequence[DueSchedule], float | None]:
+        return schedules.due(self.session, tasks, limit)
+
+    def fire(self, firings: Sequence[Firing]) -> Sequence[Fired]:
+        return schedules.fire(self.session, firings)
+
+    def declare(self, declarations: Sequence[Declaration]) -> Mapping[str, str]:
+        return schedules.declare(self.session, declarations)
+
+    def keep_declared(self, names: Sequence[str]) -> None:
+        schedules.keep_declared(self.session, names)
+
+    def flag_unknown(self, tasks: Sequence[str], problem: str) -> Sequence[tuple[str, str]]:
+        return schedules.flag_unknown(self.session, tasks, problem)
+
+    def schedule_states(self, *, limit: int) -> Sequence[ScheduleState]:
+        return schedules.states(self.session, limit)
+
+    def enqueue_at_start(self, runs: Sequence[StartRun]) -> None:
+        schedules.start(self.session, runs)
 
     def notify(self, payloads: Sequence[str]) -> None:
         self.session.execute(statements.NOTIFY, {"payloads": list(payloads)})

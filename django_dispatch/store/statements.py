@@ -76,7 +76,8 @@ _CLAIMING = f"""
   FROM picked WHERE r.id = picked.id
   RETURNING r.id, r.epoch, r.task, r.queue, r.priority, r.attempt, r.failures, r.interruptions, r.max_attempts,
             extract(epoch FROM r.timeout)::float8, r.on_lost, r.args::text, r.kwargs::text, r.uuid,
-            extract(epoch FROM clock_timestamp() - coalesce(r.ready_at, r.enqueued_at))::float8
+            extract(epoch FROM clock_timestamp() - coalesce(r.ready_at, r.enqueued_at))::float8,
+            extract(epoch FROM r.scheduled_for)::float8
 """
 
 # The claim of an idle dispatcher, which has nothing to finish: a shorter way from a wakeup to a body.
@@ -109,7 +110,7 @@ WITH settled AS MATERIALIZED (
 SELECT * FROM claimed
 UNION ALL
 SELECT id, NULL, CASE WHEN EXISTS (SELECT FROM {RUN} AS r WHERE {_OURS}) THEN 'busy' END,
-       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM settled AS s WHERE id NOT IN (SELECT id FROM finished)
 """
 

@@ -10,14 +10,15 @@ from ..conf import WAKEUP_CHANNEL
 
 CHANNEL = WAKEUP_CHANNEL
 
-WakeupKind = Literal["ready", "scheduled", "cancel", "lease", "test"]
+WakeupKind = Literal["ready", "scheduled", "cancel", "lease", "schedule", "test"]
 
 
 @dataclass(frozen=True, slots=True)
 class Wakeup:
     """``ready``: a queue may have READY runs; ``scheduled``: it has one that is due later.
 
-    ``cancel``: a lease's runs were asked to stop; ``lease``: a dispatcher of a host took a lease; ``test``: an echo.
+    ``cancel``: a lease's runs were asked to stop; ``lease``: a dispatcher of a host took a lease; ``schedule``: the
+    rule of one has changed; ``test``: an echo.
     """
 
     kind: WakeupKind

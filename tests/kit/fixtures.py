@@ -22,7 +22,7 @@ from .server import own_server, server
 
 __all__ = ["own_server", "server"]
 
-CLEAN = "TRUNCATE django_dispatch_run, django_dispatch_lease, kit_ledger"
+CLEAN = "TRUNCATE django_dispatch_run, django_dispatch_lease, django_dispatch_schedule, kit_ledger"
 # A body that was killed may have a session left, whatever it called itself.
 LEFT = (
     "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"

@@ -22,6 +22,8 @@ LOOP = "django_dispatch/executors/loop.py"
 PROCESS = "django_dispatch/dispatcher/process.py"
 CHILDREN = "django_dispatch/dispatcher/children.py"
 EXCHANGES = "django_dispatch/store/exchange.py"
+SCHEDULES = "django_dispatch/store/postgres_schedules.py"
+RULES = "django_dispatch/schedules.py"
 
 
 class Mutant(NamedTuple):
@@ -60,6 +62,11 @@ _PLANS = _store("postgres_plans")
 _ORDER = _store("postgres_limit", "test_promote_and_prune_take_the_longest_due_without_an_index_that_says_so")
 _ANY_ORDER = _store("any_order")
 _IDLE = _store("postgres_races", "test_an_idle_look_writes_nothing")
+_SCHEDULES = _store("schedules")
+_DUE_SCHEDULES = _store("schedules", "TestDue")
+_FIRE = _store("schedules", "TestFire")
+_DECLARES = _store("schedules", "TestDeclare")
+_RULES = ("tests/test_schedules.py",)
 _STEERING = ("tests/test_steering.py",)
 _FENCE_TESTS = ("tests/test_fence.py",)
 _KEEPER = ("tests/test_lease_keeper.py",)
@@ -219,6 +226,46 @@ _OF_ENQUEUE = (
      _CLOCK),
 )  # fmt: skip
 
+# That the schedule's row is locked is the first line; that next_at must be as it was seen, the second; the unique index
+# over schedule and occurrence, the third. The trigger of the table is no mutant: a tree's database is made once.
+_OF_SCHEDULES = (
+    ("s.enabled AND s.task = ANY", "s.task = ANY", _DUE_SCHEDULES),
+    ("AND s.task = ANY(%(tasks)s::text[])\n", "\n", _DUE_SCHEDULES),
+    ("AND (s.source <> 'code' OR s.declared_at > clock.now - interval '{DECLARED_SECONDS} seconds')\"\"\"", "\"\"\"",
+     _DUE_SCHEDULES),
+    ("AND (s.planned_revision <> s.revision OR s.next_at <= clock.now)\n  ORDER", "ORDER", _DUE_SCHEDULES),
+    ("(s.planned_revision <> s.revision OR s.next_at <= clock.now)\n  ORDER", "s.next_at <= clock.now\n  ORDER",
+     _DUE_SCHEDULES),
+    ("ORDER BY s.next_at NULLS FIRST, s.id LIMIT", "ORDER BY s.id LIMIT", _DUE_SCHEDULES),
+    ("s.next_at > clock.now AND isfinite(s.next_at)", "s.next_at IS NOT NULL", _SCHEDULES),
+    ("\n    AND s.next_at IS NOT DISTINCT FROM f.token::timestamptz", "", _FIRE),
+    (" AND s.revision = f.revision AND s.enabled", " AND s.enabled", _FIRE),
+    (" AND s.revision = f.revision AND s.enabled", " AND s.revision = f.revision", _FIRE),
+    ("FOR NO KEY UPDATE OF s SKIP LOCKED\n), moved", "FOR NO KEY UPDATE OF s\n), moved", _FIRE),
+    ("FOR NO KEY UPDATE OF s SKIP LOCKED\n), moved", "), moved", _FIRE),
+    ("WHERE free.overlap <> 'skip' OR NOT EXISTS (", "WHERE true OR NOT EXISTS (", _FIRE),
+    ("WHERE free.overlap <> 'skip' OR NOT EXISTS (", "WHERE NOT EXISTS (", _FIRE),
+    ("r.schedule_id = free.id AND r.schedule_id IS NOT NULL", "r.schedule_id IS NOT NULL", _FIRE),
+    (" AND r.finished_at IS NULL)\n  ORDER", ")\n  ORDER", _FIRE),
+    ("ON CONFLICT (schedule_id, scheduled_for) WHERE schedule_id IS NOT NULL DO NOTHING", "", _FIRE),
+    ("WHERE s.source = 'code'\n  FOR NO KEY UPDATE OF s SKIP LOCKED", "FOR NO KEY UPDATE OF s SKIP LOCKED", _DECLARES),
+    ("WHERE s.source = 'code'\n  FOR NO KEY UPDATE OF s SKIP LOCKED",
+     "WHERE s.source = 'code'\n  FOR NO KEY UPDATE OF s", _DECLARES),
+    ("WHERE name = ANY(%(names)s::text[]) AND source", "WHERE source", _DECLARES),
+    ("s.next_at < clock.now - interval '1 minute'", "s.next_at < clock.now", _SCHEDULES),
+    (" AND s.problem = ''\n", "\n", _SCHEDULES),
+    ("ORDER BY n.uuid ON CONFLICT DO NOTHING", "ORDER BY n.uuid", _SCHEDULES),
+)  # fmt: skip
+_OF_RULES = (
+    ("LONGEST_PUT_BACK_SECONDS = 3 * 3600", "LONGEST_PUT_BACK_SECONDS = 1", _RULES),
+    ("for fold in (0, 1):", "for fold in (0,):", _RULES),
+    ("and instant.astimezone(zone).replace(tzinfo=None) == wall", "", _RULES),
+    ("else max(now, due_at)", "else now", _RULES),
+    ("now if last_at is None else max(now, last_at)", "now", _RULES),
+    ("else max(policy.window, PUNCTUAL)", "else policy.window", _RULES),
+    ("max(due_at, now - (", "min(due_at, now - (", _RULES),
+)
+
 _OF_EXCHANGES = (
     ("claimed.sort(key=lambda run: (place[run.queue], -run.priority, run.id))", "claimed.reverse()", _CLAIMS),
     ("(busy if row[2] else refused).append", "refused.append", _BUSY),
@@ -278,6 +325,8 @@ MUTANTS = (
     *(Mutant(STATEMENTS, *mutant) for mutant in _OF_STATEMENTS),
     *(Mutant(STATEMENTS, *mutant, _ANY_ORDER) for mutant in _IN_ANY_ORDER),
     *(Mutant(EXCHANGES, *mutant) for mutant in _OF_EXCHANGES),
+    *(Mutant(SCHEDULES, *mutant) for mutant in _OF_SCHEDULES),
+    *(Mutant(RULES, *mutant) for mutant in _OF_RULES),
     *(Mutant(ENQUEUE, *mutant) for mutant in _OF_ENQUEUE),
     *(Mutant(*mutant) for mutant in _OF_THE_FENCE + _OF_THE_CLAIMS),
 )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import assert_type
 
-from django_dispatch import Call, CancelAnswer, Task, TaskContext, cancel, cancel_many, run_again, task
+from django_dispatch import Call, CancelAnswer, Cron, Every, Task, TaskContext, cancel, cancel_many, run_again, task
 from django_dispatch.models import Run
 
 
@@ -55,6 +55,12 @@ class BoundReport:
 
 report = task(Report)
 bound_report = task(bind=True, queue="reports")(BoundReport)
+
+
+@task(
+    schedule=[Cron("0 3 * * *", tz="Europe/Paris", args=[1]), Every(minutes=5)], every=timedelta(hours=1), on_start=True
+)
+def tidy(days: int = 1) -> None: ...
 
 
 async def use() -> None:

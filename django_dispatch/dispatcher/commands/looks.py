@@ -81,7 +81,7 @@ async def main(dispatcher: "Dispatcher", data: Mapping[str, Any]) -> dict[str, A
 
 
 async def producers(dispatcher: "Dispatcher", data: Mapping[str, Any]) -> dict[str, Any]:
-    """Say where runs come from: wakeups, messages, the poll."""
+    """Say where runs come from: wakeups, messages, schedules, the poll."""
     settings, stats, listener = dispatcher.settings, dispatcher.stats, dispatcher.listener
     return {
         "listener": {
@@ -95,6 +95,7 @@ async def producers(dispatcher: "Dispatcher", data: Mapping[str, Any]) -> dict[s
             "waiting": dispatcher.answering.submissions.waiting,
             "refused": dict(stats.messages_refused),
         },
+        "schedules": dispatcher.scheduler.look(),
         "poll": {"period_seconds": settings.poll_interval_seconds, "produced_count": stats.runs_claimed},
     }
 
