@@ -11,6 +11,8 @@ announced    after the commit, a hint that a queue may have work                
 dispatched   ``rundispatcher`` claims READY runs under its lease                      ``dispatcher``
 executed     a child process runs the body, with a context if it wants one            ``executors``, ``context``
 steered      cancelled, or run again; dispatchers asked and told                      ``steering``, ``control``
+decided      what follows an outcome: final, or another attempt, and when             ``retry``, ``policy``,
+                                                                                      ``decisions``, ``finish``
 finished     the outcome is written, if the lease still holds                         ``store``
 ===========  =======================================================================  =================================
 
@@ -23,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .context import RunContextFilter, TaskContext
+    from .decisions import Cancel, Retry, Snooze
     from .enqueue import Call
     from .exceptions import (
         ControlError,
@@ -37,21 +40,28 @@ if TYPE_CHECKING:
         UnknownTask,
     )
     from .registry import Task, task
+    from .retry import Exponential, Fixed, Linear
     from .steering import CancelAnswer, cancel, cancel_many, run_again
 
 __all__ = [
     "Call",
+    "Cancel",
     "CancelAnswer",
     "ControlError",
     "DispatchError",
+    "Exponential",
+    "Fixed",
     "InvalidArguments",
     "InvalidOption",
     "InvalidTask",
+    "Linear",
+    "Retry",
     "RunCancelled",
     "RunContextFilter",
     "RunInterrupted",
     "RunStopped",
     "RunTimedOut",
+    "Snooze",
     "Task",
     "TaskContext",
     "UnknownTask",
@@ -63,8 +73,10 @@ __all__ = [
 
 _HOMES = {
     "context": ("RunContextFilter", "TaskContext"),
+    "decisions": ("Cancel", "Retry", "Snooze"),
     "enqueue": ("Call",),
     "registry": ("Task", "task"),
+    "retry": ("Exponential", "Fixed", "Linear"),
     "steering": ("CancelAnswer", "cancel", "cancel_many", "run_again"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from . import retry
-from .messages import Kind, Outcome, Verdict
+from .messages import Kind, Outcome, Plan, Verdict
 from .store.base import ClaimedRun, Settlement
 
 
@@ -18,6 +18,12 @@ class TaskFacts:
     on_lost: str = "requeue"
     priority: int = 0
     queue: str = "default"
+    backoff: retry.Backoff = retry.DEFAULT_BACKOFF
+    retry_on_timeout: bool = True
+    expires_seconds: float | None = None
+
+
+UNKNOWN = TaskFacts(Kind.SYNC)
 
 
 def settle(run: ClaimedRun, outcome: Outcome, facts: TaskFacts | None, *, max_interruptions: int) -> Settlement:
@@ -27,6 +33,9 @@ def settle(run: ClaimedRun, outcome: Outcome, facts: TaskFacts | None, *, max_in
             return Settlement(run.id, run.epoch, "SUCCESSFUL", result=outcome.text or None)
         case Verdict.RAISED | Verdict.TIMED_OUT:
             return _failed(run, outcome, facts)
+        case Verdict.SNOOZED:
+            delay = outcome.plan.delay_seconds if outcome.plan else None
+            return Settlement(run.id, run.epoch, "SCHEDULED", delay_seconds=delay or 0.0)
         case Verdict.UNSTORABLE:
             # Trying again would only do the work again.
             return Settlement(run.id, run.epoch, "FAILED", error=outcome.text, has_failed=True)
@@ -47,14 +56,27 @@ def settle(run: ClaimedRun, outcome: Outcome, facts: TaskFacts | None, *, max_in
 
 
 def _failed(run: ClaimedRun, outcome: Outcome, facts: TaskFacts | None) -> Settlement:
+    facts, plan = facts or UNKNOWN, outcome.plan or Plan()
     failures = run.failures + 1
-    max_attempts = run.max_attempts or (facts.max_attempts if facts else 1)
-    # A body that was stopped half-way has not said what it did: an at-most-once task is not tried again.
-    is_doubtful = outcome.verdict is Verdict.TIMED_OUT and run.on_lost == "fail"
-    if failures >= max_attempts or is_doubtful:
+    is_over = plan.is_final or failures >= (run.max_attempts or facts.max_attempts)
+    if outcome.verdict is Verdict.TIMED_OUT:
+        # A body that was stopped half-way has not said what it did: an at-most-once task is not tried again.
+        is_over = is_over or run.on_lost == "fail" or not facts.retry_on_timeout
+    if is_over:
         return Settlement(run.id, run.epoch, "FAILED", error=outcome.text, has_failed=True)
-    delay = retry.after_failure(failures)
-    return Settlement(run.id, run.epoch, "SCHEDULED", error=outcome.text, delay_seconds=delay, has_failed=True)
+    delay = plan.delay_seconds
+    if delay is None:
+        delay = retry.after_failure(facts.backoff, failures, (run.id, run.epoch))
+    return Settlement(
+        run.id,
+        run.epoch,
+        "SCHEDULED",
+        error=outcome.text,
+        delay_seconds=delay,
+        has_failed=True,
+        queue=plan.queue,
+        priority=plan.priority,
+    )
 
 
 def _lost(run: ClaimedRun, outcome: Outcome, delay: float, max_interruptions: int, *, was_started: bool) -> Settlement:

@@ -33,8 +33,8 @@ LEASE = bytes(range(16))
 LARGE = json.dumps("x" * 300_000)
 MESSAGES: list[Message] = [
     Ready(),
-    Assignment(7, LEASE, 2**62, 4_000_000_000, 3, "shop.tasks.ü", '["a", {"b": "\\n"}]', "{}"),
-    Assignment(8, LEASE, 1, 1, 1, "shop.tasks.large", f"[{LARGE}]", "{}"),
+    Assignment(7, LEASE, 2**62, 4_000_000_000, 3, 2, "shop.tasks.ü", '["a", {"b": "\\n"}]', "{}"),
+    Assignment(8, LEASE, 1, 1, 1, 0, "shop.tasks.large", f"[{LARGE}]", "{}"),
     Started(2**62, 4_000_000_000),
     Progress(1, 2, '{"done":1}'),
     Outcome(1, 2, Verdict.RETURNED, 0.25, ""),
@@ -75,7 +75,7 @@ def pairs() -> Iterator[tuple[socket.socket, socket.socket, socket.socket, socke
 
 
 def assignment(ticket: int) -> Assignment:
-    return Assignment(ticket, LEASE, 100 + ticket, 1, 1, "shop.tasks.one", "[]", "{}")
+    return Assignment(ticket, LEASE, 100 + ticket, 1, 1, 0, "shop.tasks.one", "[]", "{}")
 
 
 def test_a_ticket_goes_to_one_reader_only(pairs: Any) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 from uuid import uuid4
 
+from .. import retry
 from ..conf import DispatchSettings
 from ..executors.fence import ZYGOTES, Board, now_ns
 from ..finish import TaskFacts
@@ -174,7 +175,7 @@ class Children:
                 zygote.close()
 
     def _on_ready(self, tasks: dict[str, dict[str, Any]], broken: dict[str, str]) -> None:
-        self._pool.facts = {path: TaskFacts(**{**task, "kind": Kind(task["kind"])}) for path, task in tasks.items()}
+        self._pool.facts = {path: _facts_of(task) for path, task in tasks.items()}
         for module, error in broken.items():
             logger.error("The task module %s cannot be imported: %s", module, error.strip().rsplit("\n", 1)[-1])
         self._backoff.reset()
@@ -207,6 +208,12 @@ class Children:
         self._pool.zygote_died(zygote)
         if pause is not None:
             self._loop.call_later(pause, self.start)
+
+
+def _facts_of(task: dict[str, Any]) -> TaskFacts:
+    """What a zygote tells of a task."""
+    kind, backoff = Kind(task["kind"]), retry.from_document(task["backoff"])
+    return TaskFacts(**{**task, "kind": kind, "backoff": backoff})
 
 
 def _config(settings: DispatchSettings, board: Board, verbosity: int) -> dict[str, Any]:

@@ -120,7 +120,7 @@ class Executor:
         flight.ticket = self._last_ticket
         self._unticketed.append(flight.ticket)
         self._unsent += Assignment(
-            flight.ticket, flight.lease, run.id, run.epoch, run.attempt, run.task, run.args, run.kwargs
+            flight.ticket, flight.lease, run.id, run.epoch, run.attempt, run.failures, run.task, run.args, run.kwargs
         ).encode()
         self.flights[flight.token] = flight
         self.unstarted += 1

@@ -24,7 +24,7 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
-from .. import logs, registry
+from .. import logs, registry, retry
 from ..messages import Kind, News
 from . import connections, descendants
 from .fence import Board, now_ns
@@ -291,6 +291,9 @@ def task_facts() -> dict[str, dict[str, Any]]:
             "on_lost": task.on_lost,
             "priority": task.priority,
             "queue": task.queue if isinstance(task.queue, str) else "default",
+            "backoff": retry.as_document(task.retries.rule),
+            "retry_on_timeout": task.retries.on_timeout,
+            "expires_seconds": task.expires.total_seconds() if task.expires else None,
         }
         for path, task in registry.all_tasks().items()
     }

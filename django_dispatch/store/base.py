@@ -37,7 +37,8 @@ class NewRun(NamedTuple):
     @property
     def has_moments(self) -> bool:
         """Whether its row has a time of its own, which the database's clock decides."""
-        return not self.run_after is self.delay_seconds is self.expires_at is self.expires_seconds is None
+        moments = (self.run_after, self.delay_seconds, self.expires_at, self.expires_seconds)
+        return moments != (None, None, None, None)
 
 
 class NewMessageRun(NamedTuple):
@@ -206,7 +207,8 @@ class Store(ABC):
 
         A settlement counts only where lease and epoch still match. Nobody's lock on a run is waited for. Nothing is
         claimed unless the lease is live by the database's clock at that moment, nor what has expired before its first
-        start. Each queue is served by priority, then id. Raises DataError when a settlement cannot be stored: then nothing was written.
+        start. Each queue is served by priority, then id. Raises DataError when a settlement cannot be stored: then
+        nothing was written.
         """
 
     @abstractmethod
