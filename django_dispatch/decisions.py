@@ -22,6 +22,10 @@ class Retry(Decision):
     of the run's own. Raises InvalidOption.
     """
 
+    after_seconds: float | None = None
+    queue: str | None = None
+    priority: int | None = None
+
     def __init__(
         self,
         after: timedelta | float | None = None,
@@ -40,6 +44,8 @@ class Snooze(Decision):
 
     ``after`` is a timedelta or seconds. Raises InvalidOption.
     """
+
+    after_seconds: float = 0.0
 
     def __init__(self, after: timedelta | float) -> None:
         self.after_seconds = _checked("Snooze", after)

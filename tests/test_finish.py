@@ -82,10 +82,9 @@ def test_a_task_that_nobody_knows_has_one_attempt() -> None:
 
 
 def test_delays_grow_and_have_a_limit() -> None:
-    assert [retry.after_failure(n) for n in (1, 2, 3, 4)] == [1, 2, 4, 8]
     assert [retry.after_loss(n) for n in (1, 2, 3, 4)] == [0, 2, 4, 8]
     assert [retry.after_unknown_task(n) for n in (1, 2, 3)] == [30, 90, 270]
-    for rule in (retry.after_failure, retry.after_loss, retry.after_unknown_task):
+    for rule in (retry.after_loss, retry.after_unknown_task):
         assert rule(32_000) == 3600
 
 

@@ -22,6 +22,8 @@ class Death:
     """What the kernel knows of it."""
     fault: str = ""
     """What it did that it had to be killed for."""
+    log: str = ""
+    """The last lines that it logged."""
 
     @property
     def how(self) -> str:
@@ -46,6 +48,7 @@ def outcome_of(flight: Flight, death: Death, now: float) -> Outcome:
         executor=death.executor,
         exit_status=death.status,
         peak_kb=death.peak_kb,
+        **({"log": death.log} if death.log and kind in ("lost", "timeout") else {}),
     )
     seconds = 0.0 if flight.started_at is None else now - flight.started_at
     return Outcome(*flight.token, verdict, seconds, text)

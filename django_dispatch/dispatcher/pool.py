@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from uuid import UUID
 
+from ..executors import last_lines
 from ..executors.fence import Board, now_ns
 from ..finish import TaskFacts
 from ..messages import Kind, Outcome, Progress, Question, Ready, Retiring, Stack, Started, Stop, Verdict, error_document
@@ -358,7 +359,8 @@ class Pool:
         del self.executors[executor_id]
         self.take_back_from(executor)
         who = f"{self._node}:{executor.pid}"
-        now, death = self._loop.time(), Death(who, status, cause, peak_kb, note, executor.fault)
+        now, log = self._loop.time(), last_lines.read(self._board.lines(executor.slot))
+        death = Death(who, status, cause, peak_kb, note, executor.fault, log)
         for flight in list(executor.flights.values()):
             executor.land(flight.token)
             self._on_outcome(flight, outcome_of(flight, death, now))

@@ -14,8 +14,10 @@ from typing import Any
 from .. import registry
 from ..context import StopReason, TaskContext, current_run_id, current_task
 from ..decisions import Cancel, Decision, Retry, Snooze
+from ..enqueue import check_priority, check_queue
 from ..exceptions import InvalidArguments, UnknownTask
 from ..messages import Assignment, Outcome, Plan, Stop, Verdict, error_document, storable
+from ..retry import clamped
 
 LONGEST_MESSAGE = 10_000  # characters kept of an error's text
 LONGEST_TRACEBACK = 50_000
@@ -117,20 +119,29 @@ class Attempt:
 
     def _decided(self, decision: Any, **more: str) -> Outcome:
         """What a body says of its own run, by raising it or by returning it."""
-        if isinstance(decision, Snooze):
-            return self._outcome(Verdict.SNOOZED, "", Plan(delay_seconds=decision.after_seconds))
-        if isinstance(decision, Cancel):
-            return self._failure(Verdict.CANCELLED, _text_of(decision))
-        if not isinstance(decision, Retry):
-            return self._failure(Verdict.RAISED, f"{_name_of(type(decision))} is no decision: Retry, Snooze or Cancel.")
+        try:
+            if isinstance(decision, Snooze):
+                return self._outcome(Verdict.SNOOZED, "", Plan(delay_seconds=clamped(decision.after_seconds)))
+            if isinstance(decision, Cancel):
+                return self._failure(Verdict.CANCELLED, _text_of(decision))
+            if isinstance(decision, Retry):
+                return self._retried(decision, **more)
+            problem = "it is none of Retry, Snooze and Cancel"
+        except BaseException as error:  # of a class derived from ours
+            problem = _text_of(error)
+        return self._failure(Verdict.RAISED, f"The decision {_name_of(type(decision))} cannot be followed: {problem}")
+
+    def _retried(self, decision: Retry, **more: str) -> Outcome:
         cause = decision.__cause__ or decision.__context__
-        plan, note = Plan(delay_seconds=decision.after_seconds), ""
-        if decision.after_seconds is None:
+        queue = None if decision.queue is None else check_queue(decision.queue)
+        priority = None if decision.priority is None else check_priority(decision.priority)
+        plan, note = Plan(delay_seconds=clamped(decision.after_seconds)), ""
+        if plan.delay_seconds is None:
             asked, note = self._plan(cause or decision, asks_types=False)
             plan = asked or plan
         more |= {"exception_class": _name_of(type(cause))} if cause else {}
         more |= {"note": note} if note else {}
-        plan = plan._replace(queue=decision.queue, priority=decision.priority)
+        plan = plan._replace(queue=queue, priority=priority)
         return self._failure(Verdict.RAISED, _text_of(cause or decision), plan, kind="retry", **more)
 
     def _plan(self, error: BaseException, *, asks_types: bool) -> tuple[Plan | None, str]:

@@ -26,7 +26,7 @@ from typing import Any
 
 from .. import logs, registry, retry
 from ..messages import Kind, News
-from . import connections, descendants
+from . import connections, descendants, last_lines
 from .fence import Board, now_ns
 from .limits import Lifetime, Limits
 from .loop import LoopExecutor
@@ -210,6 +210,7 @@ class Zygote:
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             for end in (self._orders, self._news, self._waker, self._wakee):
                 end.close()
+            last_lines.keep(self._board.lines(order["slot"]))
             tickets, stream, stacks = descriptors
             self._serve_as(order, socket.socket(fileno=tickets), socket.socket(fileno=stream), stacks)
             code = 0
