@@ -136,7 +136,7 @@ def test_what_has_expired_is_not_started(served: Kit) -> None:
     in_time = tasks.note.apply_async(("here",), expires=3600)
     late = tasks.note.apply_async(countdown=0.5, expires=timedelta(seconds=0.1))
     elsewhere = tasks.note.apply_async(queue="nobody serves it", expires=0.1)
-    in_time, late, elsewhere = wait_until_final(in_time, late, elsewhere)
+    in_time, late, elsewhere = wait_until_final(in_time, late, elsewhere, seconds=40)
     assert (in_time.status, in_time.result) == ("SUCCESSFUL", "here")
     assert [(run.status, kinds(run), run.run_after) for run in (late, elsewhere)] == [
         ("CANCELLED", ["expired"], None)

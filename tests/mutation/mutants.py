@@ -20,6 +20,7 @@ SYNC = "django_dispatch/executors/sync.py"
 LOOP = "django_dispatch/executors/loop.py"
 PROCESS = "django_dispatch/dispatcher/process.py"
 CHILDREN = "django_dispatch/dispatcher/children.py"
+HOUSEKEEPING = "django_dispatch/dispatcher/housekeeping.py"
 EXCHANGES = "django_dispatch/store/exchange.py"
 
 
@@ -293,6 +294,9 @@ _OF_THE_CLAIMS = (
     (CLAIMS, "if any(flight.token not in held for", "if False and any(flight.token not in held for", _TAKEN),
     (CLAIMS, "        trouble.on_relief(self.reconcile_soon)", "        pass", _TAKEN),
     (SERVICE, "self.housekeeping.lost_leases.add(lease_id)", "pass", _EXIT_CODE),
+    (HOUSEKEEPING, "max(0.01, min(next_seconds, self._poll_pause()))", "self._poll_pause()",
+     ("tests/test_delays.py",)),
+    (HOUSEKEEPING, 'self._hurries["promote"].set()', "pass", ("tests/test_delays.py",)),
 )  # fmt: skip
 
 MUTANTS = (
