@@ -100,12 +100,9 @@ def delays(ground: Ground) -> Iterator[Finding]:
     marks.clear(3)
     waiting = ground.size(100_000, 100_000)
     ground.sql.execute(SCHEDULED, [waiting])
-    late = []
     options = (f"--processes={ground.processes}",)
     with dispatchers(ground.url, 1, *options, executors=ground.processes + 1):
-        for _ in range(WARM_UP + ground.size(100, 30)):
-            late.append(_lateness(OURS))
-    late = late[WARM_UP:]
+        late = [_lateness(OURS) for _ in range(WARM_UP + ground.size(100, 30))][WARM_UP:]
     what = f"a countdown, idle, {waiting:,} SCHEDULED: from the moment it is due to the body"
     yield Finding(f"{what}, p50", "ms", late)
     yield Finding(f"{what}, p99", "ms", late, at=0.99, target=Target("at most", 50, "value"))
