@@ -24,6 +24,7 @@ class TaskFacts:
 
 
 UNKNOWN = TaskFacts(Kind.SYNC)
+NEVER = 32_767  # more losses than there can be
 
 
 def settle(run: ClaimedRun, outcome: Outcome, facts: TaskFacts | None, *, max_interruptions: int) -> Settlement:
@@ -34,8 +35,7 @@ def settle(run: ClaimedRun, outcome: Outcome, facts: TaskFacts | None, *, max_in
         case Verdict.RAISED | Verdict.TIMED_OUT:
             return _failed(run, outcome, facts)
         case Verdict.SNOOZED:
-            delay = outcome.plan.delay_seconds if outcome.plan else None
-            return Settlement(run.id, run.epoch, "SCHEDULED", delay_seconds=delay or 0.0)
+            return Settlement(run.id, run.epoch, "SCHEDULED", delay_seconds=_planned_delay(outcome) or 0.0)
         case Verdict.UNSTORABLE:
             # Trying again would only do the work again.
             return Settlement(run.id, run.epoch, "FAILED", error=outcome.text, has_failed=True)
@@ -45,14 +45,23 @@ def settle(run: ClaimedRun, outcome: Outcome, facts: TaskFacts | None, *, max_in
             status = "FAILED" if run.on_lost == "fail" else "READY"
             return Settlement(run.id, run.epoch, status, error=outcome.text)
         case Verdict.UNSTARTED:
-            return Settlement(run.id, run.epoch, "READY", was_started=False)
+            delay = _planned_delay(outcome)
+            status = "READY" if delay is None else "SCHEDULED"
+            return Settlement(run.id, run.epoch, status, delay_seconds=delay, was_started=False)
         case Verdict.LOST:
             return _lost(run, outcome, retry.after_loss(run.interruptions + 1), max_interruptions, was_started=True)
+        case Verdict.LOST_TOGETHER:
+            # It is run again alone; only what that comes to can be held against it.
+            return _lost(run, outcome, 0.0, NEVER, was_started=True)
         case Verdict.UNKNOWN_TASK:
             delay = retry.after_unknown_task(run.interruptions + 1)
             return _lost(run, outcome, delay, max_interruptions, was_started=False)
         case _:
             assert_never(outcome.verdict)
+
+
+def _planned_delay(outcome: Outcome) -> float | None:
+    return outcome.plan.delay_seconds if outcome.plan else None
 
 
 def _failed(run: ClaimedRun, outcome: Outcome, facts: TaskFacts | None) -> Settlement:

@@ -69,6 +69,7 @@ class Verdict(IntEnum):
     UNSTARTED = 8  # not started: taken back, or its lease was not ours any more
     LOST = 9  # its executor died under it
     SNOOZED = 10  # its body wants to be run again later
+    LOST_TOGETHER = 11  # its executor died under it and others; whose fault that is, nobody knows
 
 
 _VERDICTS = {int(verdict): verdict for verdict in Verdict}

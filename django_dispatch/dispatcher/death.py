@@ -38,9 +38,11 @@ class Death:
         return f"{how}, {self.note}" if self.note else how
 
 
-def outcome_of(flight: Flight, death: Death, now: float) -> Outcome:
-    """Return the outcome of a run whose executor died at ``now``, by the loop's clock."""
+def outcome_of(flight: Flight, death: Death, now: float, *, is_alone: bool = True) -> Outcome:
+    """Return the outcome of a run whose executor died at ``now``, by the loop's clock; with others in it, or alone."""
     verdict, kind, message = _verdict(flight, death)
+    if verdict is Verdict.LOST and not is_alone:
+        verdict, message = Verdict.LOST_TOGETHER, f"{message} Other runs were in it."
     text = error_document(
         kind,
         message,

@@ -13,12 +13,26 @@ from uuid import UUID
 from ..executors import last_lines
 from ..executors.fence import Board, now_ns
 from ..finish import TaskFacts
-from ..messages import Kind, Outcome, Progress, Question, Ready, Retiring, Stack, Started, Stop, Verdict, error_document
+from ..messages import (
+    Kind,
+    Outcome,
+    Plan,
+    Progress,
+    Question,
+    Ready,
+    Retiring,
+    Stack,
+    Started,
+    Stop,
+    Verdict,
+    error_document,
+)
 from ..store.base import ClaimedRun
 from .backoff import Backoff
 from .death import Death, cause_of, outcome_of
 from .durations import Durations
 from .executor import Executor, Flight, Token, Zygote
+from .quarantine import Quarantine
 from .room import Room, is_soon_free, room_in
 from .stats import Stats
 
@@ -26,6 +40,7 @@ from .stats import Stats
 BUSY = 8
 READ_SECONDS = 0.001
 FENCED_SECONDS = 0.1
+ALONE_SECONDS = 1.0  # so long a run that has to run alone is put off, when all executors for such runs are in use
 CUT_SECONDS = 2.0  # an executor that has ended is reported sooner than that after its stream has
 
 logger = logging.getLogger("django_dispatch.dispatcher")
@@ -76,6 +91,7 @@ class Pool:
         self.facts: Mapping[str, TaskFacts] = {}
         self.executors: dict[int, Executor] = {}
         self.durations = Durations()
+        self._quarantine = Quarantine(self._spawn_apart)
         self.waiting: deque[Flight] = deque()
         """Claimed, but every executor of their lane is busy: soon started, or given back."""
         self.is_filling = False
@@ -141,6 +157,8 @@ class Pool:
 
     def _assign(self, flight: Flight) -> bool:
         """Put a run to the least busy executor of its lane: an idle one, or ahead of time if it is known to be tiny."""
+        if self._quarantine.holds(flight) and flight.facts.kind is Kind.ASYNC:
+            return self._quarantine.assign(flight, self.executors.values())
         least = self.durations.ahead(self._claim_limit) if self.durations.is_tiny(flight.run.task) else 0
         best = None
         for executor in self.executors.values():
@@ -187,7 +205,11 @@ class Pool:
         given_up = [flight for flight in self.waiting if flight.facts.kind is kind and flight.claimed_at < older_than]
         for flight in given_up:
             self.waiting.remove(flight)
-            self._on_outcome(flight, Outcome(*flight.token, Verdict.UNSTARTED))
+            plan = Plan(delay_seconds=ALONE_SECONDS) if self._quarantine.holds(flight) else None
+            self._on_outcome(flight, Outcome(*flight.token, Verdict.UNSTARTED, plan=plan))
+        for executor in [executor for executor in self.lane(kind) if executor.is_apart] if given_up else ():
+            if not executor.is_doomed:
+                self.let_go(executor)
 
     # reports
 
@@ -231,6 +253,8 @@ class Pool:
     def _land(self, executor: Executor, outcome: Outcome) -> None:
         flight = executor.land((outcome.run_id, outcome.epoch))
         if flight is not None:
+            if executor.is_apart:
+                self._quarantine.acquit(flight)
             if flight.started_at is not None:
                 executor.finished += 1
                 self.durations.learn(flight.run.task, outcome.duration_seconds)
@@ -278,18 +302,23 @@ class Pool:
             self._respawn = self._loop.call_later(FENCED_SECONDS, self._fill)
             return
         for kind in Kind:
-            present = sum(not executor.is_doomed for executor in self.lane(kind))
+            present = sum(not (executor.is_doomed or executor.is_apart) for executor in self.lane(kind))
             for _ in range(self._wanted(kind) - present):
                 self._spawn(self._zygote, kind)
 
-    def _spawn(self, zygote: Zygote, kind: Kind) -> None:
+    def _spawn_apart(self) -> None:
+        if self._zygote is not None and self.is_filling and now_ns() < self._board.deadline_ns():
+            self._spawn(self._zygote, Kind.ASYNC, is_apart=True)
+
+    def _spawn(self, zygote: Zygote, kind: Kind, *, is_apart: bool = False) -> None:
         taken = {executor.slot for executor in self.executors.values()}
         slot = next((slot for slot in range(self._board.slots) if slot not in taken), None)
         if slot is None:
             return  # so many are still dying; the next exit comes back here
         self._board.clear_slot(slot)
-        capacity = 1 if kind == Kind.SYNC else self._async_concurrency
+        capacity = 1 if kind == Kind.SYNC or is_apart else self._async_concurrency
         executor = Executor(next(self._ids), kind, slot, capacity, self._loop.time(), self._loop, zygote)
+        executor.is_apart = is_apart
         zygote.spawn(executor.id, kind=kind, slot=slot, descriptors=executor.descriptors)
         executor.forget_their_stream()
         self._stats.executors_started[kind.value] += 1
@@ -361,9 +390,12 @@ class Pool:
         who = f"{self._node}:{executor.pid}"
         now, log = self._loop.time(), last_lines.read(self._board.lines(executor.slot))
         death = Death(who, status, cause, peak_kb, note, executor.fault, log)
-        for flight in list(executor.flights.values()):
+        flights = list(executor.flights.values())
+        if len(flights) > 1 and not cause:
+            self._quarantine.suspect(flights)
+        for flight in flights:
             executor.land(flight.token)
-            self._on_outcome(flight, outcome_of(flight, death, now))
+            self._on_outcome(flight, outcome_of(flight, death, now, is_alone=len(flights) == 1))
         executor.close()
         if not executor.is_ready and not cause:
             logger.error("Executor %s died before it was ready (%s).", executor.pid, death.how)

@@ -105,6 +105,14 @@ def logs_and_dies(ctx: TaskContext, lines: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@task(bind=True)
+async def akills(ctx: TaskContext, gate: str) -> None:
+    """Wait at a gate, then kill the executor, with all who are in it."""
+    with Entry(ctx) as entry:
+        await entry.await_at(gate)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _decide(ctx: TaskContext, steps: tuple[list[Any], ...]) -> Any:
     how, *rest = steps[min(ctx.attempt, len(steps)) - 1]
     if how == "done":
