@@ -34,8 +34,6 @@ def settle(run: ClaimedRun, outcome: Outcome, facts: TaskFacts | None, *, max_in
             return Settlement(run.id, run.epoch, "SUCCESSFUL", result=outcome.text or None)
         case Verdict.RAISED | Verdict.TIMED_OUT:
             return _failed(run, outcome, facts)
-        case Verdict.SNOOZED:
-            return Settlement(run.id, run.epoch, "SCHEDULED", delay_seconds=_planned_delay(outcome) or 0.0)
         case Verdict.UNSTORABLE:
             # Trying again would only do the work again.
             return Settlement(run.id, run.epoch, "FAILED", error=outcome.text, has_failed=True)
@@ -44,10 +42,8 @@ def settle(run: ClaimedRun, outcome: Outcome, facts: TaskFacts | None, *, max_in
         case Verdict.INTERRUPTED:
             status = "FAILED" if run.on_lost == "fail" else "READY"
             return Settlement(run.id, run.epoch, status, error=outcome.text)
-        case Verdict.UNSTARTED:
-            delay = _planned_delay(outcome)
-            status = "READY" if delay is None else "SCHEDULED"
-            return Settlement(run.id, run.epoch, status, delay_seconds=delay, was_started=False)
+        case Verdict.UNSTARTED | Verdict.SNOOZED:
+            return _put_off(run, outcome)
         case Verdict.LOST:
             return _lost(run, outcome, retry.after_loss(run.interruptions + 1), max_interruptions, was_started=True)
         case Verdict.LOST_TOGETHER:
@@ -60,8 +56,11 @@ def settle(run: ClaimedRun, outcome: Outcome, facts: TaskFacts | None, *, max_in
             assert_never(outcome.verdict)
 
 
-def _planned_delay(outcome: Outcome) -> float | None:
-    return outcome.plan.delay_seconds if outcome.plan else None
+def _put_off(run: ClaimedRun, outcome: Outcome) -> Settlement:
+    delay = outcome.plan.delay_seconds if outcome.plan else None
+    status = "READY" if delay is None else "SCHEDULED"
+    has_begun = outcome.verdict is Verdict.SNOOZED
+    return Settlement(run.id, run.epoch, status, delay_seconds=delay, was_started=has_begun)
 
 
 def _failed(run: ClaimedRun, outcome: Outcome, facts: TaskFacts | None) -> Settlement:

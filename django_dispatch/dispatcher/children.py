@@ -162,7 +162,7 @@ class Children:
         """Let go of the executors of the old code; the fill that follows is of the new."""
         old, self._zygote, self._successor = self._zygote, successor, None
         logger.info("The project was imported afresh; executors of the old code end when they have ended their runs.")
-        self._pool.is_filling = False
+        self._pool.filling.stop()
         if old is not None:
             for executor in self._pool.children_of(old):
                 self._pool.let_go(executor)

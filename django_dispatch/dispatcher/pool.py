@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
 import signal
@@ -11,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from uuid import UUID
 
 from ..executors import last_lines
-from ..executors.fence import Board, now_ns
+from ..executors.fence import Board
 from ..finish import TaskFacts
 from ..messages import (
     Kind,
@@ -28,10 +27,10 @@ from ..messages import (
     error_document,
 )
 from ..store.base import ClaimedRun
-from .backoff import Backoff
 from .death import Death, cause_of, outcome_of
 from .durations import Durations
 from .executor import Executor, Flight, Token, Zygote
+from .filling import Filling
 from .quarantine import Quarantine
 from .room import Room, is_soon_free, room_in
 from .stats import Stats
@@ -39,7 +38,6 @@ from .stats import Stats
 # An executor with so many runs before it needs no answer for each: its reports are read by the millisecond.
 BUSY = 8
 READ_SECONDS = 0.001
-FENCED_SECONDS = 0.1
 ALONE_SECONDS = 1.0  # so long a run that has to run alone is put off, when all executors for such runs are in use
 CUT_SECONDS = 2.0  # an executor that has ended is reported sooner than that after its stream has
 
@@ -83,19 +81,21 @@ class Pool:
         """Gets what executors say of something else than outcomes."""
         self._unread: list[Executor] = []
         self._loop = asyncio.get_running_loop()
-        self._ids = itertools.count(1)
-        self._zygote: Zygote | None = None
-        self._backoff = Backoff(first_seconds=0.5, longest_seconds=30.0)
-        self._respawn: asyncio.TimerHandle | None = None
         self._exited = asyncio.Event()
         self.facts: Mapping[str, TaskFacts] = {}
         self.executors: dict[int, Executor] = {}
         self.durations = Durations()
-        self._quarantine = Quarantine(self._spawn_apart)
+        self.filling = Filling(
+            board,
+            self.executors,
+            async_concurrency=async_concurrency,
+            wanted=self._wanted,
+            on_readable=self._read,
+            stats=stats,
+        )
+        self._quarantine = Quarantine(self.filling.spawn_apart)
         self.waiting: deque[Flight] = deque()
         """Claimed, but every executor of their lane is busy: soon started, or given back."""
-        self.is_filling = False
-        """Whether executors that are missing are to be started."""
 
     # what is there
 
@@ -226,11 +226,11 @@ class Pool:
                 self._hear(executor, message)
             elif isinstance(message, Ready):
                 executor.is_ready = had_outcome = True
-                self._backoff.reset()
+                self.filling.note_ready()
             elif isinstance(message, Retiring):
                 executor.is_doomed = True
                 self.take_back_from(executor)
-                self._fill()
+                self.filling.fill()
         if had_outcome:
             self.end_idle(executor)
             self.assign_waiting()
@@ -285,45 +285,12 @@ class Pool:
 
     def fill(self, zygote: Zygote) -> None:
         """Start what is missing, now and whenever an executor dies, through this zygote."""
-        self._zygote = zygote
-        self.is_filling = True
-        self._fill()
+        self.filling.begin(zygote)
 
     def _wanted(self, kind: Kind) -> int:
         if kind == Kind.SYNC:
             return self.processes
         return int(self._async_concurrency > 0 and any(facts.kind == Kind.ASYNC for facts in self.facts.values()))
-
-    def _fill(self) -> None:
-        self._respawn = None
-        if self._zygote is None or not self.is_filling:
-            return
-        if now_ns() >= self._board.deadline_ns():  # whoever was born now would be killed at once
-            self._respawn = self._loop.call_later(FENCED_SECONDS, self._fill)
-            return
-        for kind in Kind:
-            present = sum(not (executor.is_doomed or executor.is_apart) for executor in self.lane(kind))
-            for _ in range(self._wanted(kind) - present):
-                self._spawn(self._zygote, kind)
-
-    def _spawn_apart(self) -> None:
-        if self._zygote is not None and self.is_filling and now_ns() < self._board.deadline_ns():
-            self._spawn(self._zygote, Kind.ASYNC, is_apart=True)
-
-    def _spawn(self, zygote: Zygote, kind: Kind, *, is_apart: bool = False) -> None:
-        taken = {executor.slot for executor in self.executors.values()}
-        slot = next((slot for slot in range(self._board.slots) if slot not in taken), None)
-        if slot is None:
-            return  # so many are still dying; the next exit comes back here
-        self._board.clear_slot(slot)
-        capacity = 1 if kind == Kind.SYNC or is_apart else self._async_concurrency
-        executor = Executor(next(self._ids), kind, slot, capacity, self._loop.time(), self._loop, zygote)
-        executor.is_apart = is_apart
-        zygote.spawn(executor.id, kind=kind, slot=slot, descriptors=executor.descriptors)
-        executor.forget_their_stream()
-        self._stats.executors_started[kind.value] += 1
-        self.executors[executor.id] = executor
-        self._loop.add_reader(executor.stream, self._read, executor)
 
     def kill(self, executor: Executor, cause: str) -> None:
         """Kill an executor; what it had not started goes to others, the rest is settled when it is dead."""
@@ -358,7 +325,7 @@ class Pool:
         for executor in sorted(here, key=lambda executor: len(executor.flights))[: max(0, len(here) - processes)]:
             self.let_go(executor)
         self.assign_waiting()
-        self._fill()
+        self.filling.fill()
         self._on_room()
 
     def let_go(self, executor: Executor) -> None:
@@ -400,27 +367,19 @@ class Pool:
         if not executor.is_ready and not cause:
             logger.error("Executor %s died before it was ready (%s).", executor.pid, death.how)
         self._exited.set()
-        self._schedule_fill(at_once=executor.is_ready)
+        self.filling.fill_soon(at_once=executor.is_ready)
         self.assign_waiting()
         self._on_room()
 
-    def _schedule_fill(self, *, at_once: bool) -> None:
-        if at_once and self._respawn is None:
-            self._fill()
-        elif self._respawn is None:
-            self._respawn = self._loop.call_later(self._backoff.next_seconds(), self._fill)
-
     def zygote_died(self, zygote: Zygote) -> None:
         """Settle what its executors had: the kernel has killed them with it."""
-        if zygote is self._zygote:
-            self._zygote = None
-            self.is_filling = False
+        self.filling.zygote_died(zygote)
         for executor in self.children_of(zygote):
             self.on_exited(executor.id, -signal.SIGKILL, "", 0, "with its zygote")
 
     async def kill_all(self, cause: str) -> None:
         """Kill every executor there is, drop what they had, and return when all are dead."""
-        self.is_filling = False
+        self.filling.stop()
         self.waiting.clear()
         doomed = list(self.executors.values())
         for executor in doomed:
