@@ -54,6 +54,9 @@ TABLE: list[tuple[Verdict, dict[str, Any], str, dict[str, Any]]] = [
     (Verdict.LOST, {"interruptions": 2}, "FAILED", LOST),
     (Verdict.LOST, {"failures": 2}, "READY", LOST),
     (Verdict.LOST, ONCE, "FAILED", LOST),
+    (Verdict.LOST_TOGETHER, {}, "READY", LOST),
+    (Verdict.LOST_TOGETHER, {"interruptions": 2}, "READY", LOST),
+    (Verdict.LOST_TOGETHER, ONCE, "FAILED", LOST),
     (Verdict.UNKNOWN_TASK, {}, "SCHEDULED", UNKNOWN | {"delay_seconds": 30.0}),
     (Verdict.UNKNOWN_TASK, {"interruptions": 1}, "SCHEDULED", UNKNOWN | {"delay_seconds": 90.0}),
     (Verdict.UNKNOWN_TASK, {"interruptions": 2}, "FAILED", UNKNOWN),
@@ -76,6 +79,9 @@ def test_the_outcomes_without_one() -> None:
         assert settle(RUN, outcome, FACTS, max_interruptions=3) == Settlement(5, 9, "SUCCESSFUL", result=result)
     released = Settlement(5, 9, "READY", was_started=False)
     assert settle(RUN, Outcome(5, 9, Verdict.UNSTARTED), FACTS, max_interruptions=3) == released
+    put_off = Outcome(5, 9, Verdict.UNSTARTED, plan=Plan(delay_seconds=1.0))
+    released = released._replace(status="SCHEDULED", delay_seconds=1.0)
+    assert settle(RUN, put_off, FACTS, max_interruptions=3) == released
 
 
 PLANS: list[tuple[Plan | None, dict[str, Any], str, dict[str, Any]]] = [

@@ -21,6 +21,8 @@ LOOP = "django_dispatch/executors/loop.py"
 PROCESS = "django_dispatch/dispatcher/process.py"
 CHILDREN = "django_dispatch/dispatcher/children.py"
 HOUSEKEEPING = "django_dispatch/dispatcher/housekeeping.py"
+POOL = "django_dispatch/dispatcher/pool.py"
+QUARANTINE = "django_dispatch/dispatcher/quarantine.py"
 EXCHANGES = "django_dispatch/store/exchange.py"
 
 
@@ -82,6 +84,7 @@ _KNOWN = ("tests/faults/test_reconciling.py",)
 _ANSWERS = ("tests/faults/test_claims.py::test_a_claim_whose_reply_was_lost_is_released",)
 _HOLDER = ("tests/faults/test_transactions.py::test_a_transaction_that_holds_a_running_run_holds_up_nothing_else",)
 _TAKEN = (_LOST + "test_a_body_whose_run_was_taken_away_is_stopped_after_a_reconnect",)
+_QUARANTINE = ("tests/faults/test_quarantine.py",)
 _EXIT_CODE = ("tests/faults/test_outages.py::test_the_exit_code_tells_of_runs_that_a_lost_lease_has_left",)
 _SESSION = (_DEAD + "test_a_terminated_session_costs_no_run",)
 _TROUBLE = (
@@ -294,6 +297,9 @@ _OF_THE_CLAIMS = (
     (CLAIMS, "if any(flight.token not in held for", "if False and any(flight.token not in held for", _TAKEN),
     (CLAIMS, "        trouble.on_relief(self.reconcile_soon)", "        pass", _TAKEN),
     (SERVICE, "self.housekeeping.lost_leases.add(lease_id)", "pass", _EXIT_CODE),
+    (POOL, "if len(flights) > 1 and not cause:", "if False:", _QUARANTINE),
+    (POOL, "is_alone=len(flights) == 1", "is_alone=True", _QUARANTINE),
+    (QUARANTINE, "executor.is_doomed = executor.is_let_go = True", "executor.is_let_go = True", _QUARANTINE),
     (HOUSEKEEPING, "max(0.01, min(next_seconds, self._poll_pause()))", "self._poll_pause()",
      ("tests/test_delays.py",)),
     (HOUSEKEEPING, 'self._hurries["promote"].set()', "pass", ("tests/test_delays.py",)),
