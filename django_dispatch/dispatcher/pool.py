@@ -38,7 +38,8 @@ from .stats import Stats
 # An executor with so many runs before it needs no answer for each: its reports are read by the millisecond.
 BUSY = 8
 READ_SECONDS = 0.001
-ALONE_SECONDS = 1.0  # so long a run that has to run alone is put off, when all executors for such runs are in use
+ALONE_SECONDS = 5.0  # so much longer a run that has to run alone may wait for an executor of its own,
+PUT_OFF_SECONDS = 1.0  # and so long it is put off when all of these are in use
 CUT_SECONDS = 2.0  # an executor that has ended is reported sooner than that after its stream has
 
 logger = logging.getLogger("django_dispatch.dispatcher")
@@ -202,14 +203,17 @@ class Pool:
 
     def release_waiting(self, kind: Kind, older_than: float) -> None:
         """Give back claimed runs of a lane that have waited since before ``older_than``, by the loop's clock."""
-        given_up = [flight for flight in self.waiting if flight.facts.kind is kind and flight.claimed_at < older_than]
+        # Who has to run alone may wait for its executor to be forked, which takes a while on a busy machine.
+        given_up = [
+            flight
+            for flight in self.waiting
+            if flight.facts.kind is kind
+            and flight.claimed_at < older_than - (ALONE_SECONDS if self._quarantine.holds(flight) else 0.0)
+        ]
         for flight in given_up:
             self.waiting.remove(flight)
-            plan = Plan(delay_seconds=ALONE_SECONDS) if self._quarantine.holds(flight) else None
+            plan = Plan(delay_seconds=PUT_OFF_SECONDS) if self._quarantine.holds(flight) else None
             self._on_outcome(flight, Outcome(*flight.token, Verdict.UNSTARTED, plan=plan))
-        for executor in [executor for executor in self.lane(kind) if executor.is_apart] if given_up else ():
-            if not executor.is_doomed:
-                self.let_go(executor)
 
     # reports
 
