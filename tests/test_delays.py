@@ -8,10 +8,12 @@ from django_dispatch.models import Run
 from tests.kit import retries, tasks
 from tests.kit.fixtures import Kit
 from tests.kit.runs import wait_until_final
+from tests.kit.waiting import wait_for
 
 WAITING = 100_000
 # So rarely does a dispatcher look for what nothing tells it of: only a timer can be sooner.
 POLL_SECONDS = 60
+TTL_SECONDS = 2
 LATE = timedelta(seconds=5)
 SCHEDULED = f"""
 INSERT INTO django_dispatch_run (task, source, status, run_after)
@@ -41,3 +43,26 @@ def test_due_runs_start_on_time_among_a_hundred_thousand_that_wait(kit: Kit, due
     late = again.started_at - failed.ended_at - timedelta(seconds=0.5)
     assert timedelta(0) <= late < LATE
     assert Run.objects.filter(status="SCHEDULED").count() == WAITING
+
+
+@pytest.mark.slow
+def test_neither_a_delay_nor_a_body_longer_than_many_leases_makes_a_run_start_twice(kit: Kit) -> None:
+    """Dispatchers that promote runs die meanwhile: who waits for his time holds no lease that could be lost."""
+    kit.dispatchers("steady", queues="long", lease_ttl=TTL_SECONDS)
+    long = tasks.gated.apply_async(("long",), queue="long")
+    kit.gate.wait_until_reached("long")
+    later = [tasks.note.apply_async(countdown=3 * TTL_SECONDS) for _ in range(10)]
+    for number in range(3):
+        kit.dispatchers(f"short-lived-{number}", queues="nothing", lease_ttl=TTL_SECONDS).kill9()
+    kit.dispatchers("last", queues="default", lease_ttl=TTL_SECONDS)
+    ended = wait_until_final(*later, seconds=60)
+    assert {run.status for run in ended} == {"SUCCESSFUL"}
+    for run in later:
+        (start,) = kit.ledger.rows(run)
+        assert run.run_after is not None
+        assert start.started_at >= run.run_after
+    is_old = "SELECT clock_timestamp() > started_at + %s * interval '1 second' FROM django_dispatch_run WHERE id = %s"
+    wait_for(lambda: kit.sql.execute(is_old, [3 * TTL_SECONDS, long.pk]).fetchone() == (True,), 30, what="a long body")
+    kit.gate.open("long")
+    (long,) = wait_until_final(long)
+    assert (long.status, long.epoch, kit.ledger.starts(long)) == ("SUCCESSFUL", 1, 1)
