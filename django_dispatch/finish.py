@@ -30,7 +30,7 @@ NEVER = 32_767  # more losses than there can be
 def settle(run: ClaimedRun, outcome: Outcome, facts: TaskFacts | None, *, max_interruptions: int) -> Settlement:
     """Return the write that ends this claim of the run. ``facts`` is None for a task that is not known."""
     match outcome.verdict:
-        case Verdict.RETURNED:
+        case Verdict.RETURNED | Verdict.COMMITTED:
             return Settlement(run.id, run.epoch, "SUCCESSFUL", result=outcome.text or None)
         case Verdict.RAISED | Verdict.TIMED_OUT:
             return _failed(run, outcome, facts)

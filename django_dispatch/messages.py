@@ -69,6 +69,7 @@ class Verdict(IntEnum):
     UNSTARTED = 8  # not started: taken back, or its lease was not ours any more
     LOST = 9  # its executor died under it
     SNOOZED = 10  # its body wants to be run again later
+    COMMITTED = 12  # returned, and its own transaction has written that
     LOST_TOGETHER = 11  # its executor died under it and others; whose fault that is, nobody knows
 
 

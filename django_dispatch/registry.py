@@ -85,6 +85,7 @@ class Task(Generic[P, R_co]):
         timeout: timedelta | float | None = None,
         max_attempts: int = 1,
         bind: bool = False,
+        atomic: bool = False,
         on_lost: OnLost = "requeue",
         expires: timedelta | float | None = None,
         **retries: Unpack[RetryOptions],
@@ -93,6 +94,9 @@ class Task(Generic[P, R_co]):
         body = _body_of(self.path, function)
         self.is_async = iscoroutinefunction(body)
         self.bind = bind
+        self.atomic = atomic
+        if atomic and self.is_async:
+            raise InvalidTask(f"Task {self.path!r}: only a synchronous body can be atomic, as in Django.")
         self.signature = self.__signature__ = _signature_of(self.path, function, bind=bind)
         try:
             self.queue = queue if callable(queue) else check_queue(queue)
@@ -251,6 +255,7 @@ def task(
     priority: int = ...,
     timeout: timedelta | float | None = ...,
     max_attempts: int = ...,
+    atomic: bool = ...,
     on_lost: OnLost = ...,
     expires: timedelta | float | None = ...,
     **retries: Unpack[RetryOptions],
@@ -263,6 +268,7 @@ def task(
     priority: int = ...,
     timeout: timedelta | float | None = ...,
     max_attempts: int = ...,
+    atomic: bool = ...,
     on_lost: OnLost = ...,
     expires: timedelta | float | None = ...,
     **retries: Unpack[RetryOptions],
@@ -273,7 +279,8 @@ def task(function: Any = None, /, **options: Any) -> Any:
     ``queue`` is a name, or a function of the call's arguments that returns one; ``priority`` goes from -100 to 100,
     higher first; ``timeout`` is a timedelta or seconds; ``max_attempts`` counts the first attempt too; ``bind`` puts
     a TaskContext before the arguments; ``on_lost="fail"`` never repeats a body whose end nobody saw; a run that was not
-    started within ``expires`` never is; the rest is RetryOptions. Raises InvalidTask. Type checkers that ignore what a
+    started within ``expires`` never is; ``atomic`` makes what the body writes and its success one transaction; the rest
+    is RetryOptions. Raises InvalidTask. Type checkers that ignore what a
     class decorator returns, as mypy does, want ``report = task(Report)``.
     """
     if function is None:

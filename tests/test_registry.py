@@ -216,6 +216,11 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], reason: str) 
     assert f"{__name__}.plain" in str(caught.value)
 
 
+def test_only_a_synchronous_body_can_be_atomic() -> None:
+    with pytest.raises(InvalidTask, match="synchronous"):
+        task(atomic=True)(coroutine)
+
+
 @pytest.mark.parametrize("function", [no_parameter, only_keywords])
 def test_a_bound_task_needs_room_for_its_context(function: Any) -> None:
     with pytest.raises(InvalidTask, match="context"):

@@ -18,6 +18,7 @@ from ..enqueue import check_priority, check_queue
 from ..exceptions import InvalidArguments, UnknownTask
 from ..messages import Assignment, Outcome, Plan, Stop, Verdict, error_document, storable
 from ..retry import clamped
+from . import atomic
 
 LONGEST_MESSAGE = 10_000  # characters kept of an error's text
 LONGEST_TRACEBACK = 50_000
@@ -85,12 +86,16 @@ class Attempt:
         )
         current_run_id.set(assignment.run_id)
         current_task.set(assignment.task)
+        if task.atomic:
+            return lambda: atomic.call(lambda: task.invoke(context, args, kwargs), assignment.lease, self.returned)
         return lambda: task.invoke(context, args, kwargs)
 
     def returned(self, value: Any) -> Outcome:
         """Return the outcome of a body that returned."""
         if value is None:
             return self._outcome(Verdict.RETURNED, "")
+        if type(value) is atomic.Committed:
+            return value.outcome
         if issubclass(type(value), Decision):  # what isinstance() asks of a value may raise anything
             return self._decided(value)
         try:

@@ -6,6 +6,8 @@ import signal
 from datetime import timedelta
 from typing import Any
 
+from django.db import connection, transaction
+
 import django_dispatch
 from django_dispatch import Exponential, Retry, TaskContext, task
 
@@ -103,6 +105,27 @@ def logs_and_dies(ctx: TaskContext, lines: int) -> None:
         for number in range(lines):
             logger.warning("line %s", number)
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+@task(bind=True, atomic=True, max_attempts=3, backoff=0)
+def has_effect(ctx: TaskContext, end: str = "") -> str:
+    """Write a row, then, the first time, end as one is told to; a gate is waited at before."""
+    with Entry(ctx) as entry, connection.cursor() as cursor:
+        cursor.execute("INSERT INTO kit_effect (run_id, attempt) VALUES (%s, %s)", [ctx.run_id, ctx.attempt])
+        if ctx.attempt == 1:
+            _end_effect(entry, end)
+    return f"attempt {ctx.attempt}"
+
+
+def _end_effect(entry: Entry, end: str) -> None:
+    if end == "raise":
+        raise Passing("after the effect")
+    if end == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if end == "die after the commit":
+        transaction.on_commit(lambda: os.kill(os.getpid(), signal.SIGKILL))
+    if end.startswith("gate"):
+        entry.wait_at(end)
 
 
 @task(bind=True)

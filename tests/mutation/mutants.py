@@ -23,6 +23,7 @@ CHILDREN = "django_dispatch/dispatcher/children.py"
 HOUSEKEEPING = "django_dispatch/dispatcher/housekeeping.py"
 POOL = "django_dispatch/dispatcher/pool.py"
 QUARANTINE = "django_dispatch/dispatcher/quarantine.py"
+ATOMIC = "django_dispatch/store/atomic.py"
 EXCHANGES = "django_dispatch/store/exchange.py"
 
 
@@ -85,6 +86,7 @@ _ANSWERS = ("tests/faults/test_claims.py::test_a_claim_whose_reply_was_lost_is_r
 _HOLDER = ("tests/faults/test_transactions.py::test_a_transaction_that_holds_a_running_run_holds_up_nothing_else",)
 _TAKEN = (_LOST + "test_a_body_whose_run_was_taken_away_is_stopped_after_a_reconnect",)
 _QUARANTINE = ("tests/faults/test_quarantine.py",)
+_TAKEN_AWAY = ("tests/faults/test_atomic.py::test_a_body_whose_run_was_taken_away_leaves_nothing",)
 _EXIT_CODE = ("tests/faults/test_outages.py::test_the_exit_code_tells_of_runs_that_a_lost_lease_has_left",)
 _SESSION = (_DEAD + "test_a_terminated_session_costs_no_run",)
 _TROUBLE = (
@@ -305,7 +307,13 @@ _OF_THE_CLAIMS = (
     (HOUSEKEEPING, 'self._hurries["promote"].set()', "pass", ("tests/test_delays.py",)),
 )  # fmt: skip
 
+_OF_ATOMIC = (
+    ("id = %(id)s AND epoch = %(epoch)s AND lease_id = %(lease)s AND status = 'RUNNING'", "id = %(id)s", _TAKEN_AWAY),
+    ("bool(cursor.rowcount == 1)", "True", _TAKEN_AWAY),
+)
+
 MUTANTS = (
+    *(Mutant(ATOMIC, *mutant) for mutant in _OF_ATOMIC),
     *(Mutant(STATEMENTS, *mutant) for mutant in _OF_STATEMENTS),
     *(Mutant(STATEMENTS, *mutant, _ANY_ORDER) for mutant in _IN_ANY_ORDER),
     *(Mutant(EXCHANGES, *mutant) for mutant in _OF_EXCHANGES),
