@@ -279,9 +279,8 @@ def task(function: Any = None, /, **options: Any) -> Any:
     ``queue`` is a name, or a function of the call's arguments that returns one; ``priority`` goes from -100 to 100,
     higher first; ``timeout`` is a timedelta or seconds; ``max_attempts`` counts the first attempt too; ``bind`` puts
     a TaskContext before the arguments; ``on_lost="fail"`` never repeats a body whose end nobody saw; a run that was not
-    started within ``expires`` never is; ``atomic`` makes what the body writes and its success one transaction; the rest
-    is RetryOptions. Raises InvalidTask. Type checkers that ignore what a
-    class decorator returns, as mypy does, want ``report = task(Report)``.
+    started within ``expires`` never is; ``atomic`` makes what the body writes and its success one transaction. Raises
+    InvalidTask. Type checkers that ignore what a class decorator returns, as mypy does, want ``report = task(Report)``.
     """
     if function is None:
         return lambda decorated: _register(Task(decorated, **options))
