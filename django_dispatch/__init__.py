@@ -12,6 +12,8 @@ announced    after the commit, a hint that a queue may have work                
 dispatched   ``rundispatcher`` claims READY runs under its lease                      ``dispatcher``
 executed     a child process runs the body, with a context if it wants one            ``executors``, ``context``
 steered      cancelled, or run again; dispatchers asked and told                      ``steering``, ``control``
+decided      what follows an outcome: final, or another attempt, and when             ``retry``, ``policy``,
+                                                                                      ``decisions``, ``finish``
 finished     the outcome is written, if the lease still holds                         ``store``
 ===========  =======================================================================  =================================
 
@@ -24,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .context import TaskContext
+    from .decisions import Cancel, Retry, Snooze
     from .enqueue import Call
     from .exceptions import (
         ControlError,
@@ -39,25 +42,32 @@ if TYPE_CHECKING:
     )
     from .logs import JsonFormatter, RunContextFilter
     from .registry import Task, task
+    from .retry import Exponential, Fixed, Linear
     from .schedules import Cron, Every
     from .steering import CancelAnswer, cancel, cancel_many, run_again, run_now
 
 __all__ = [
     "Call",
+    "Cancel",
     "CancelAnswer",
     "ControlError",
     "Cron",
     "DispatchError",
     "Every",
+    "Exponential",
+    "Fixed",
     "InvalidArguments",
     "InvalidOption",
     "InvalidTask",
     "JsonFormatter",
+    "Linear",
+    "Retry",
     "RunCancelled",
     "RunContextFilter",
     "RunInterrupted",
     "RunStopped",
     "RunTimedOut",
+    "Snooze",
     "Task",
     "TaskContext",
     "UnknownTask",
@@ -70,9 +80,11 @@ __all__ = [
 
 _HOMES = {
     "context": ("TaskContext",),
+    "decisions": ("Cancel", "Retry", "Snooze"),
     "enqueue": ("Call",),
     "logs": ("JsonFormatter", "RunContextFilter"),
     "registry": ("Task", "task"),
+    "retry": ("Exponential", "Fixed", "Linear"),
     "schedules": ("Cron", "Every"),
     "steering": ("CancelAnswer", "cancel", "cancel_many", "run_again", "run_now"),
 }

@@ -16,6 +16,7 @@ from . import conf
 from .arguments import is_storable
 from .exceptions import InvalidOption
 from .metrics.enqueued import enqueued
+from .retry import as_seconds
 from .store import postgres_enqueue as store
 from .store.base import NewRun
 from .wakeups.base import CHANNEL, Wakeup
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 MAX_QUEUE_LENGTH = 100
 MAX_ATTEMPTS = 32_767
-MAX_DURATION = timedelta(days=36_525)
 # What every run is at first, and what is not null in it.
 AT_FIRST = {"epoch": 0, "attempt": 0, "failures": 0, "interruptions": 0, "source": "app"}
 
@@ -44,7 +44,7 @@ class EnqueueOptions(TypedDict, total=False):
 
     ``countdown`` and ``timeout`` are timedeltas or seconds; the countdown runs by the database's clock. ``eta`` and
     ``run_after`` are one thing. At most one of the three times may be given; one that has passed means now. A naive
-    time is taken to be in the current time zone.
+    time is taken to be in the current time zone. ``expires`` is a timedelta or seconds from the enqueue, or a time.
     """
 
     queue: str | None
@@ -54,6 +54,7 @@ class EnqueueOptions(TypedDict, total=False):
     run_after: datetime | None
     timeout: timedelta | float | None
     max_attempts: int | None
+    expires: datetime | timedelta | float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ class Options:
     delay_seconds: float | None = None
     timeout_seconds: float | None = None
     max_attempts: int | None = None
+    expires_at: datetime | None = None
+    expires_seconds: float | None = None
 
 
 def check_options(
@@ -77,11 +80,13 @@ def check_options(
     run_after: datetime | None = None,
     timeout: timedelta | float | None = None,
     max_attempts: int | None = None,
+    expires: datetime | timedelta | float | None = None,
 ) -> Options:
     """Check the options of ``apply_async``. Raises InvalidOption."""
     if sum(moment is not None for moment in (countdown, eta, run_after)) > 1:
         raise InvalidOption("countdown, eta and run_after say the same thing: give one of them at most.")
     moment = eta if eta is not None else run_after
+    is_moment = isinstance(expires, datetime)
     return Options(
         queue=None if queue is None else check_queue(queue),
         priority=None if priority is None else check_priority(priority),
@@ -89,6 +94,8 @@ def check_options(
         delay_seconds=None if countdown is None else _check_duration("countdown", countdown).total_seconds(),
         timeout_seconds=None if timeout is None else check_timeout(timeout).total_seconds(),
         max_attempts=None if max_attempts is None else check_max_attempts(max_attempts),
+        expires_at=_check_moment(expires) if is_moment else None,
+        expires_seconds=None if is_moment or expires is None else check_expires(expires).total_seconds(),
     )
 
 
@@ -114,6 +121,14 @@ def check_timeout(value: object) -> timedelta:
     return timeout
 
 
+def check_expires(value: object) -> timedelta:
+    """Return after how long a run expires. Raises InvalidOption if that is not positive."""
+    expires = _check_duration("expires", value)
+    if not expires:
+        raise InvalidOption("expires must be more than 0: with 0 no run would ever be started.")
+    return expires
+
+
 def check_max_attempts(value: object) -> int:
     """Return how often a run may be attempted. Raises InvalidOption if it is less than once."""
     if not _is_whole(value) or not 1 <= value <= MAX_ATTEMPTS:
@@ -129,7 +144,7 @@ def enqueue(new: NewRun) -> "Run":
     """
     using = conf.current().database
     wakeup = Wakeup("ready", new.queue)
-    if new.run_after is None and new.delay_seconds is None and may_ride(using, wakeup):
+    if not new.has_moments and may_ride(using, wakeup):
         recorded, is_sent = store.enqueue_and_wake(using, new, CHANNEL, wakeup.encode())
         if not is_sent:
             wake_now(using, wakeup)
@@ -213,11 +228,18 @@ def _run(using: str, new: NewRun, recorded: store.Recorded) -> "Run":
         "max_attempts": new.max_attempts,
         "timeout": None if new.timeout_seconds is None else timedelta(seconds=new.timeout_seconds),
         "on_lost": new.on_lost,
+        "expires_at": _expires_at(new, recorded),
         "meta": _value(new.meta),
         "errors": [],
     }
     names = _columns()
     return Run.from_db(using, names, [values.get(name) for name in names])
+
+
+def _expires_at(new: NewRun, recorded: store.Recorded) -> datetime | None:
+    if new.expires_seconds is None:
+        return new.expires_at
+    return recorded.enqueued_at + timedelta(seconds=new.expires_seconds)
 
 
 @cache
@@ -240,12 +262,10 @@ def _check_moment(value: object) -> datetime:
 
 
 def _check_duration(name: str, value: object) -> timedelta:
-    duration = value
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_DURATION.total_seconds():
-        duration = timedelta(seconds=value)
-    if not isinstance(duration, timedelta) or not timedelta(0) <= duration <= MAX_DURATION:
+    seconds = as_seconds(value)
+    if seconds is None:
         raise InvalidOption(f"{name} must be a timedelta or a number of seconds from 0 to 100 years, not {value!r}.")
-    return duration
+    return value if isinstance(value, timedelta) else timedelta(seconds=seconds)
 
 
 def _is_whole(value: object) -> TypeGuard[int]:

@@ -192,6 +192,8 @@ class Run(models.Model):
     uuid = models.CharField(_("message uuid"), max_length=255, null=True, blank=True)
     unique_key = models.CharField(_("unique key"), max_length=255, null=True, blank=True)
     concurrency_key = models.CharField(_("concurrency key"), max_length=255, null=True, blank=True)
+    # Not started by then, it never will be. Says nothing about a run that was started once.
+    expires_at = models.DateTimeField(_("expires at"), null=True, blank=True)
     cancel_requested_at = models.DateTimeField(_("cancel requested at"), null=True, blank=True)
     progress = models.JSONField(_("progress"), null=True, blank=True)
     result = models.JSONField(_("result"), null=True, blank=True)
@@ -214,6 +216,12 @@ class Run(models.Model):
             ),
             # promote: the SCHEDULED runs, next due first
             models.Index(fields=["run_after"], name="dispatch_run_promote", condition=Q(status="SCHEDULED")),
+            # expire: the runs that wait for their first start, next to expire first
+            models.Index(
+                fields=["expires_at"],
+                name="dispatch_run_expire",
+                condition=Q(attempt=0, expires_at__isnull=False, status__in=["SCHEDULED", "READY", "BLOCKED"]),
+            ),
             # reclaim, release, cancel: the runs of one lease
             models.Index(fields=["lease"], name="dispatch_run_lease", condition=Q(lease__isnull=False)),
             # unblock: how full a concurrency key is, and who waits for it

@@ -36,6 +36,7 @@ from .enqueue import (
     Call,
     EnqueueOptions,
     Options,
+    check_expires,
     check_max_attempts,
     check_options,
     check_priority,
@@ -45,6 +46,7 @@ from .enqueue import (
     enqueue_many,
 )
 from .exceptions import InvalidArguments, InvalidOption, InvalidTask, UnknownTask
+from .policy import RetryOptions, check_retries
 from .store.base import NewRun
 from .store.schedule_rows import Declaration
 
@@ -73,7 +75,8 @@ class Task(Generic[P, R_co]):
     """A registered function, or class with ``run``, and the options its runs have by default.
 
     Calling it runs the body here and now. The other verbs record a run and return it; none of them executes it.
-    ``timeout`` and ``max_attempts`` are read when a run starts, the other options are written when it is enqueued.
+    ``queue``, ``priority``, ``on_lost`` and ``expires`` are written when a run is enqueued, the other options are read
+    when it starts or has failed.
     """
 
     def __init__(
@@ -85,23 +88,31 @@ class Task(Generic[P, R_co]):
         timeout: timedelta | float | None = None,
         max_attempts: int = 1,
         bind: bool = False,
+        atomic: bool = False,
         on_lost: OnLost = "requeue",
+        expires: timedelta | float | None = None,
         schedule: Schedules | None = None,
         every: timedelta | None = None,
         on_start: bool = False,
+        **retries: Unpack[RetryOptions],
     ) -> None:
         self.path = _path_of(function)
         body = _body_of(self.path, function)
         self.is_async = iscoroutinefunction(body)
         self.bind = bind
+        self.atomic = atomic
+        if atomic and self.is_async:
+            raise InvalidTask(f"Task {self.path!r}: only a synchronous body can be atomic, as in Django.")
         self.signature = self.__signature__ = _signature_of(self.path, function, bind=bind)
         try:
             self.queue = queue if callable(queue) else check_queue(queue)
             self.priority = check_priority(priority)
             self.timeout = None if timeout is None else check_timeout(timeout)
             self.max_attempts = check_max_attempts(max_attempts)
+            self.expires = None if expires is None else check_expires(expires)
+            self.retries = check_retries(**retries)
             self.schedules = tuple(declare(self.path, self.signature, schedule, every))
-        except InvalidOption as error:
+        except (InvalidOption, InvalidTask) as error:
             raise InvalidTask(f"Task {self.path!r}: {error}") from None
         except InvalidArguments as error:
             raise InvalidTask(str(error)) from None
@@ -213,7 +224,14 @@ class Task(Generic[P, R_co]):
             max_attempts=options.max_attempts,
             timeout_seconds=options.timeout_seconds,
             on_lost=self.on_lost,
+            expires_at=options.expires_at,
+            expires_seconds=self._expires_seconds(options),
         )
+
+    def _expires_seconds(self, options: Options) -> float | None:
+        if options.expires_at is not None or options.expires_seconds is not None or self.expires is None:
+            return options.expires_seconds
+        return self.expires.total_seconds()
 
     def _new_run_of_call(self, index: int, call: object, options: Options) -> NewRun:
         if isinstance(call, tuple):
@@ -270,10 +288,13 @@ def task(
     priority: int = ...,
     timeout: timedelta | float | None = ...,
     max_attempts: int = ...,
+    atomic: bool = ...,
     on_lost: OnLost = ...,
+    expires: timedelta | float | None = ...,
     schedule: Schedules | None = ...,
     every: timedelta | None = ...,
     on_start: bool = ...,
+    **retries: Unpack[RetryOptions],
 ) -> _BindingDecorator: ...
 @overload
 def task(
@@ -283,20 +304,24 @@ def task(
     priority: int = ...,
     timeout: timedelta | float | None = ...,
     max_attempts: int = ...,
+    atomic: bool = ...,
     on_lost: OnLost = ...,
+    expires: timedelta | float | None = ...,
     schedule: Schedules | None = ...,
     every: timedelta | None = ...,
     on_start: bool = ...,
+    **retries: Unpack[RetryOptions],
 ) -> _Decorator: ...
 def task(function: Any = None, /, **options: Any) -> Any:
     """Make a function, a coroutine function or a class with ``run`` a task; bare, or with options.
 
     ``queue`` is a name, or a function of the call's arguments that returns one; ``priority`` goes from -100 to 100,
     higher first; ``timeout`` is a timedelta or seconds; ``max_attempts`` counts the first attempt too; ``bind`` puts
-    a TaskContext before the arguments; ``on_lost="fail"`` never repeats a body whose end nobody saw. ``schedule`` (a
-    cron expression, a Cron or Every, or a list of them) and ``every`` (a timedelta) enqueue runs at times;
-    ``on_start`` enqueues one whenever a dispatcher of its queue starts. Raises InvalidTask. Type checkers that ignore
-    what a class decorator returns, as mypy does, want ``report = task(Report)``.
+    a TaskContext before the arguments; ``on_lost="fail"`` never repeats a body whose end nobody saw; a run that was not
+    started within ``expires`` never is; ``atomic`` makes what the body writes and its success one transaction.
+    ``schedule`` (a cron expression, a Cron or Every, or a list of them) and ``every`` (a timedelta) enqueue runs at
+    times; ``on_start`` enqueues one whenever a dispatcher of its queue starts. Raises InvalidTask. Type checkers that
+    ignore what a class decorator returns, as mypy does, want ``report = task(Report)``.
     """
     if function is None:
         return lambda decorated: _register(Task(decorated, **options))

@@ -27,6 +27,11 @@ RUN, LEASE, SCHEDULE = "django_dispatch_run", "django_dispatch_lease", "django_d
 INDEXES = {
     "dispatch_run_claim": ("queue, priority DESC, id", "((status)::text = 'READY'::text)"),
     "dispatch_run_promote": ("run_after", "((status)::text = 'SCHEDULED'::text)"),
+    "dispatch_run_expire": (
+        "expires_at",
+        "((attempt = 0) AND (expires_at IS NOT NULL) AND ((status)::text = ANY ((ARRAY['SCHEDULED'::character varying,"
+        " 'READY'::character varying, 'BLOCKED'::character varying])::text[])))",
+    ),
     "dispatch_run_lease": ("lease_id", "(lease_id IS NOT NULL)"),
     "dispatch_run_uuid": ("uuid", "(uuid IS NOT NULL)"),
     "dispatch_run_unique": ("unique_key", "(unique_key IS NOT NULL)"),

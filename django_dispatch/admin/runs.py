@@ -59,7 +59,10 @@ class RunAdmin(RunModelAdmin):
         (None, {"fields": ("task", ("status_", "attempts", "duration"), ("queue", "priority", "lease_"), "progress_")}),
         (_("Arguments"), {"fields": ("args_", "kwargs_")}),
         (_("Outcome"), {"fields": ("result_", "errors_")}),
-        (_("Times"), {"fields": ("scheduled_", "enqueued", "due", "started", "finished", "cancel_requested")}),
+        (
+            _("Times"),
+            {"fields": ("scheduled_", "enqueued", "due", "expires", "started", "finished", "cancel_requested")},
+        ),
         (
             _("Options and counters"),
             {
@@ -243,6 +246,10 @@ class RunAdmin(RunModelAdmin):
     @admin.display(description=_("run after"))
     def due(self, run: Run) -> SafeString | str:
         return display.exact_moment(run.run_after, display.database_now(run))
+
+    @admin.display(description=_("expires"))
+    def expires(self, run: Run) -> SafeString | str:
+        return display.exact_moment(run.expires_at, display.database_now(run))
 
     @admin.display(description=_("started"))
     def started(self, run: Run) -> SafeString | str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 from uuid import uuid4
 
+from .. import retry
 from ..conf import DispatchSettings
 from ..executors.fence import ZYGOTES, Board, now_ns
 from ..finish import TaskFacts
@@ -168,7 +169,7 @@ class Children:
         """Let go of the executors of the old code; the fill that follows is of the new."""
         old, self._zygote, self._successor = self._zygote, successor, None
         logger.info("The project was imported afresh; executors of the old code end when they have ended their runs.")
-        self._pool.is_filling = False
+        self._pool.filling.stop()
         if old is not None:
             for executor in self._pool.children_of(old):
                 self._pool.let_go(executor)
@@ -181,7 +182,7 @@ class Children:
                 zygote.close()
 
     def _on_ready(self, tasks: dict[str, dict[str, Any]], broken: dict[str, str]) -> None:
-        self._pool.facts = {path: _facts(task) for path, task in tasks.items()}
+        self._pool.facts = {path: _facts_of(task) for path, task in tasks.items()}
         self._on_known()
         for module, error in broken.items():
             logger.error("The task module %s cannot be imported: %s", module, error.strip().rsplit("\n", 1)[-1])
@@ -217,9 +218,11 @@ class Children:
             self._loop.call_later(pause, self.start)
 
 
-def _facts(task: dict[str, Any]) -> TaskFacts:
+def _facts_of(task: dict[str, Any]) -> TaskFacts:
+    """What a zygote tells of a task."""
+    kind, backoff = Kind(task["kind"]), retry.from_document(task["backoff"])
     schedules = tuple(Declaration(**schedule) for schedule in task["schedules"])
-    return TaskFacts(**{**task, "kind": Kind(task["kind"]), "schedules": schedules})
+    return TaskFacts(**{**task, "kind": kind, "backoff": backoff, "schedules": schedules})
 
 
 def _config(settings: DispatchSettings, board: Board, verbosity: int) -> dict[str, Any]:

@@ -283,7 +283,8 @@ class Claims:
         self._event.set()
 
     def _note_written(self, batch: Sequence[Ended], exchange: Exchange) -> None:
-        refused = set(exchange.refused)
+        # What a body has committed itself is not to be written again.
+        refused = set(exchange.refused) - {e.settlement.run_id for e in batch if e.outcome.verdict is Verdict.COMMITTED}
         for ended in batch:
             if ended.settlement.run_id not in refused:
                 is_known = ended.outcome.verdict is not Verdict.UNKNOWN_TASK

@@ -74,6 +74,8 @@ class Executor:
     """No more assignments: it is leaving or being killed."""
     is_let_go: bool = False
     """It is to be ended when it has ended what it has."""
+    is_apart: bool = False
+    """It is for one run that is suspected to kill it."""
     is_killed: bool = False
     is_blocked: bool = False
     """Its event loop does not turn: no more assignments for now."""
@@ -109,8 +111,8 @@ class Executor:
 
     @property
     def is_open(self) -> bool:
-        """Whether it may be given runs."""
-        return self.is_ready and not (self.is_doomed or self.is_blocked)
+        """Whether it may be given any run."""
+        return self.is_ready and not (self.is_doomed or self.is_blocked or self.is_apart)
 
     # to the executor
 
@@ -121,7 +123,7 @@ class Executor:
         flight.ticket = self._last_ticket
         self._unticketed.append(flight.ticket)
         self._unsent += Assignment(
-            *(flight.ticket, flight.lease, run.id, run.epoch, run.attempt),
+            *(flight.ticket, flight.lease, run.id, run.epoch, run.attempt, run.failures),
             *(run.task, run.args, run.kwargs, run.queue, run.scheduled_for),
         ).encode()
         self.flights[flight.token] = flight

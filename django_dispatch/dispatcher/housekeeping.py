@@ -26,6 +26,8 @@ JITTER = 0.2
 PRUNE_SECONDS = 60.0
 PRUNE_LIMIT = 5000
 PROMOTE_LIMIT = 1000
+EXPIRE_LIMIT = 1000
+EXPIRE_SECONDS = 10.0  # nothing depends on it but how soon one sees that a run will not be started
 NEIGHBOUR_SECONDS = 0.5  # look whether they live
 LEARN_SECONDS = 1.0  # and who they are, if no wakeup tells
 RECLAIM_GRACE_SECONDS = 2.0
@@ -104,6 +106,7 @@ class Housekeeping:
             "reclaim": (self._ttl_seconds / 2, self.reclaim),
             "neighbours": (NEIGHBOUR_SECONDS, self.look_at_neighbours),
             "promote": (0.0, self.promote),
+            "expire": (EXPIRE_SECONDS, self.expire),
             "prune": (PRUNE_SECONDS, self.prune),
         }
 
@@ -161,6 +164,15 @@ class Housekeeping:
     def promote_soon(self) -> None:
         """There is a run that may be due before the one that was next."""
         self._hurries["promote"].set()
+
+    async def expire(self) -> float:
+        """Cancel what was not started in time; return in how many seconds to look again."""
+        expired, next_seconds = await self._store.call(self._store.store.expire, limit=EXPIRE_LIMIT)
+        if expired:
+            logger.info("Runs that were not started before they expired: %s, CANCELLED.", expired)
+        if expired == EXPIRE_LIMIT:
+            return 0.0
+        return EXPIRE_SECONDS if next_seconds is None else max(0.1, min(next_seconds, EXPIRE_SECONDS))
 
     async def prune(self) -> None:
         """Delete final runs past their retention, in batches, with a breath in between."""

@@ -388,6 +388,7 @@ class Dispatcher:
 
     async def _end_burst(self) -> None:
         await self.housekeeping.promote()
+        await self.housekeeping.expire()
         await self.scheduler.fire()
         is_empty = self.claims.is_idle() and not self.pool.flights() and not self.pool.waiting
         if is_empty and not self._is_ending:

@@ -67,6 +67,7 @@ def message_run(document: Mapping[str, Any], facts: Mapping[str, TaskFacts], que
         delay_seconds=options.delay_seconds,
         timeout_seconds=options.timeout_seconds,
         on_lost=known.on_lost,
+        expires_seconds=known.expires_seconds,
     )
     return NewMessageRun(uuid, run, _unique_key(document.get("on_duplicate"), task, args, kwargs))
 

@@ -26,9 +26,9 @@ from typing import Any
 
 from django.utils import timezone
 
-from .. import logs, registry
+from .. import logs, registry, retry
 from ..messages import Kind, News
-from . import connections, descendants
+from . import connections, descendants, last_lines
 from .fence import Board, now_ns
 from .limits import Lifetime, Limits
 from .loop import LoopExecutor
@@ -212,6 +212,7 @@ class Zygote:
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             for end in (self._orders, self._news, self._waker, self._wakee):
                 end.close()
+            last_lines.keep(self._board.lines(order["slot"]))
             tickets, stream, stacks = descriptors
             self._serve_as(order, socket.socket(fileno=tickets), socket.socket(fileno=stream), stacks)
             code = 0
@@ -296,6 +297,9 @@ def task_facts() -> dict[str, dict[str, Any]]:
             "queue": task.queue if isinstance(task.queue, str) else "default",
             "on_start": task.on_start,
             "schedules": [one._asdict() for one in task.declared(zone)],
+            "backoff": retry.as_document(task.retries.rule),
+            "retry_on_timeout": task.retries.on_timeout,
+            "expires_seconds": task.expires.total_seconds() if task.expires else None,
         }
         for path, task in registry.all_tasks().items()
     }

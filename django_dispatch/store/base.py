@@ -19,7 +19,8 @@ from .schedule_rows import Declaration, DueSchedule, Fired, Firing, ScheduleStat
 class NewRun(NamedTuple):
     """A run to be recorded. ``args``, ``kwargs`` and ``meta`` are JSON texts; a None leaves it to the database or task.
 
-    ``delay_seconds`` counts from now by the database's clock; at most one of it and ``run_after`` is given.
+    ``delay_seconds`` and ``expires_seconds`` count from now by the database's clock; at most one of each and its
+    moment (``run_after``, ``expires_at``) is given.
     """
 
     task: str
@@ -32,7 +33,15 @@ class NewRun(NamedTuple):
     max_attempts: int | None = None
     timeout_seconds: float | None = None
     on_lost: str = "requeue"
+    expires_at: datetime | None = None
+    expires_seconds: float | None = None
     meta: str = "{}"
+
+    @property
+    def has_moments(self) -> bool:
+        """Whether its row has a time of its own, which the database's clock decides."""
+        moments = (self.run_after, self.delay_seconds, self.expires_at, self.expires_seconds)
+        return moments != (None, None, None, None)
 
 
 class NewMessageRun(NamedTuple):
@@ -121,7 +130,7 @@ class Settlement(NamedTuple):
 
     ``result``, ``error`` and ``progress`` are JSON texts; without a progress the stored one stays. ``delay_seconds``
     goes with SCHEDULED. ``has_failed`` and ``was_interrupted`` add to the run's counters; ``was_started`` False gives
-    the attempt back.
+    the attempt back. A ``queue`` or ``priority`` takes the place of the run's own.
     """
 
     run_id: int
@@ -134,6 +143,8 @@ class Settlement(NamedTuple):
     has_failed: bool = False
     was_interrupted: bool = False
     was_started: bool = True
+    queue: str | None = None
+    priority: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +239,9 @@ class Store(ABC):
         """Write settlements and claim what is wanted of the READY runs, in one statement and one commit.
 
         A settlement counts only where lease and epoch still match. Nobody's lock on a run is waited for. Nothing is
-        claimed unless the lease is live by the database's clock at that moment. Each queue is served by priority,
-        then id. Raises DataError when a settlement cannot be stored: then nothing was written.
+        claimed unless the lease is live by the database's clock at that moment, nor what has expired before its first
+        start. Each queue is served by priority, then id. Raises DataError when a settlement cannot be stored: then
+        nothing was written.
         """
 
     @abstractmethod
@@ -268,6 +280,10 @@ class Store(ABC):
     @abstractmethod
     def promote(self, *, limit: int) -> tuple[Sequence[str], float | None]:
         """Make due SCHEDULED runs READY. Returns their queues and the seconds until the next one is due, if any."""
+
+    @abstractmethod
+    def expire(self, *, limit: int) -> tuple[int, float | None]:
+        """Cancel runs that have expired before their first start. Returns how many, and the seconds to the next."""
 
     @abstractmethod
     def prune(self, *, status: str, age_seconds: float, limit: int) -> int:

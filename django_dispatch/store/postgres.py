@@ -97,6 +97,10 @@ class PostgresStore(Store):
         rows = self.session.execute(statements.PROMOTE, {"limit": limit}).fetchall()
         return [row[0] for row in rows if row[0] is not None], next((row[1] for row in rows if row[0] is None), None)
 
+    def expire(self, *, limit: int) -> tuple[int, float | None]:
+        expired, next_seconds = self.session.execute(statements.EXPIRE, {"limit": limit}).fetchall()[0]
+        return expired, next_seconds
+
     def prune(self, *, status: str, age_seconds: float, limit: int) -> int:
         params = {"status": status, "age": age_seconds, "limit": limit}
         return self.session.execute(statements.PRUNE, params).rowcount

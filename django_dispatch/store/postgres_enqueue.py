@@ -17,7 +17,10 @@ from .base import CancelledRun, NewRun
 if TYPE_CHECKING:
     from django_dispatch.models import Run
 
-OPTIONS = ("queue", "priority", "run_after", "delay_seconds", "max_attempts", "timeout_seconds", "on_lost")
+OPTIONS = (
+    *("queue", "priority", "run_after", "delay_seconds", "max_attempts", "timeout_seconds", "on_lost"),
+    *("expires_at", "expires_seconds"),
+)
 CHUNK_RUNS = 1000
 # A jsonb document holds at most 256 MB; long before that, a statement this large is no faster than two.
 CHUNK_CHARACTERS = 8_000_000
@@ -64,15 +67,19 @@ new AS (
   SELECT r.*, clock.now, CASE WHEN d.due > clock.now THEN d.due END AS later
   FROM clock, ROWS FROM (jsonb_to_recordset(%s::jsonb) AS (
     task text, queue text, priority smallint, args jsonb, kwargs jsonb, run_after timestamptz,
-    delay_seconds double precision, max_attempts smallint, timeout_seconds double precision, on_lost text, meta jsonb
+    delay_seconds double precision, max_attempts smallint, timeout_seconds double precision, on_lost text, meta jsonb,
+    expires_at timestamptz, expires_seconds double precision
   )) WITH ORDINALITY AS r (
-    task, queue, priority, args, kwargs, run_after, delay_seconds, max_attempts, timeout_seconds, on_lost, meta, place
+    task, queue, priority, args, kwargs, run_after, delay_seconds, max_attempts, timeout_seconds, on_lost, meta,
+    expires_at, expires_seconds, place
   ), LATERAL (SELECT COALESCE(r.run_after, clock.now + make_interval(secs => r.delay_seconds)) AS due) d
 ), recorded AS (
   INSERT INTO django_dispatch_run (
-    task, queue, priority, args, kwargs, max_attempts, timeout, on_lost, meta, source, enqueued_at, status, run_after)
+    task, queue, priority, args, kwargs, max_attempts, timeout, on_lost, meta, source, enqueued_at, status, run_after,
+    expires_at)
   SELECT task, queue, priority, args, COALESCE(kwargs, '{}'), max_attempts, make_interval(secs => timeout_seconds),
-    on_lost, COALESCE(meta, '{}'), 'app', now, CASE WHEN later IS NULL THEN 'READY' ELSE 'SCHEDULED' END, later
+    on_lost, COALESCE(meta, '{}'), 'app', now, CASE WHEN later IS NULL THEN 'READY' ELSE 'SCHEDULED' END, later,
+    COALESCE(expires_at, now + make_interval(secs => expires_seconds))
   FROM new ORDER BY place
   RETURNING id, run_after
 )
@@ -121,7 +128,7 @@ class Recorded(NamedTuple):
 
 def enqueue(using: str, new: NewRun) -> Recorded:
     """Insert one run: READY, or SCHEDULED if it is due later."""
-    if new.run_after is not None or new.delay_seconds is not None:
+    if new.has_moments:
         return _insert_chunk(using, document(new))[0]
     values = _values(new)
     with connections[using].cursor() as cursor:

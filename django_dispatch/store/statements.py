@@ -41,6 +41,13 @@ _OURS = "r.id = s.id AND r.epoch = s.epoch AND r.lease_id IS NOT DISTINCT FROM %
 _WORD = """CASE WHEN r.cancel_requested_at IS NOT NULL AND s.status IN ('READY', 'SCHEDULED')
              THEN 'CANCELLED' ELSE s.status END"""
 
+# What is kept of a run's errors when one more comes: the first, and as many of the newest as a row can well hold.
+_KEPT = """CASE WHEN jsonb_typeof(r.errors) <> 'array' THEN jsonb_build_array(r.errors)
+             WHEN pg_column_size(r.errors) > 250000 THEN jsonb_build_array(r.errors -> 0, r.errors -> -1)
+             WHEN jsonb_array_length(r.errors) >= 100 THEN r.errors - 1 ELSE r.errors END"""
+
+# Whether a run may still be started: what was started once does not expire.
+_IN_TIME = "(expires_at IS NULL OR attempt > 0 OR expires_at > clock_timestamp())"
 
 # finish: lock by token what nobody else holds, update. claim: lock and check our own lease, pick per queue, update.
 # Nothing here waits for a run: one that is held, by a cancel in a long transaction say, is answered as busy, to be sent
@@ -62,7 +69,7 @@ live AS MATERIALIZED (
   SELECT p.id FROM live, unnest(%(queues)s::text[]) WITH ORDINALITY AS q(name, place)
   CROSS JOIN LATERAL (
     SELECT id FROM {RUN}
-    WHERE status = 'READY' AND queue = q.name AND task <> ALL(%(excluded)s::text[])
+    WHERE status = 'READY' AND queue = q.name AND task <> ALL(%(excluded)s::text[]) AND {_IN_TIME}
     ORDER BY priority DESC, id LIMIT 10000 FOR NO KEY UPDATE SKIP LOCKED) AS p
   LIMIT %(limit)s
 )"""
@@ -70,7 +77,7 @@ live AS MATERIALIZED (
 
 _CLAIMING = f"""
   UPDATE {RUN} AS r
-  SET status = 'RUNNING', lease_id = %(lease)s, epoch = r.epoch + 1, attempt = r.attempt + 1,
+  SET status = 'RUNNING', lease_id = %(lease)s, epoch = r.epoch + 1, attempt = least(r.attempt + 1, 32767),
       started_at = clock_timestamp(),
       on_lost = CASE WHEN r.task = ANY(%(at_most_once)s::text[]) THEN 'fail' ELSE r.on_lost END
   FROM picked WHERE r.id = picked.id
@@ -87,7 +94,7 @@ EXCHANGE = f"""
 WITH settled AS MATERIALIZED (
   SELECT * FROM jsonb_to_recordset(%(settlements)s::jsonb) AS s(
     id bigint, epoch int, status text, result jsonb, error jsonb, progress jsonb, delay float8,
-    failed smallint, interrupted smallint, started smallint)
+    failed smallint, interrupted smallint, started smallint, queue text, priority smallint)
 ), free AS MATERIALIZED (
   SELECT s.* FROM settled AS s JOIN {RUN} AS r ON {_OURS} FOR NO KEY UPDATE OF r SKIP LOCKED
 ), finished AS (
@@ -98,7 +105,8 @@ WITH settled AS MATERIALIZED (
       failures = r.failures + coalesce(s.failed, 0),
       interruptions = r.interruptions + coalesce(s.interrupted, 0),
       errors = CASE WHEN s.error IS NULL THEN r.errors
-               ELSE r.errors || (s.error || jsonb_build_object('at', clock_timestamp())) END,
+               ELSE {_KEPT} || (s.error || jsonb_build_object('at', clock_timestamp())) END,
+      queue = coalesce(s.queue, r.queue), priority = coalesce(s.priority, r.priority),
       started_at = CASE WHEN s.started = 0 THEN NULL ELSE r.started_at END,
       ready_at = CASE WHEN s.started = 0 THEN r.ready_at WHEN {_WORD} = 'READY' THEN clock_timestamp() END,
       run_after = CASE {_WORD} WHEN 'SCHEDULED' THEN clock_timestamp() + s.delay * interval '1 second' END,
@@ -134,7 +142,7 @@ _LOST = """CASE WHEN r.cancel_requested_at IS NOT NULL THEN 'CANCELLED'
              WHEN r.interruptions = 0 THEN 'READY' ELSE 'SCHEDULED' END"""
 _LOSE = f"""
   SET status = {_LOST}, lease_id = NULL, interruptions = r.interruptions + 1,
-      errors = r.errors || jsonb_build_object('attempt', r.attempt, 'at', clock_timestamp(), 'kind', 'lost',
+      errors = {_KEPT} || jsonb_build_object('attempt', r.attempt, 'at', clock_timestamp(), 'kind', 'lost',
         'message', 'The dispatcher was lost: ' || lost.why, 'executor', lost.node),
       ready_at = CASE {_LOST} WHEN 'READY' THEN clock_timestamp() END,
       run_after = CASE {_LOST} WHEN 'SCHEDULED'
@@ -192,6 +200,27 @@ UNION ALL
 SELECT NULL, extract(epoch FROM (
   SELECT run_after FROM {RUN} WHERE status = 'SCHEDULED' AND run_after > (SELECT now FROM clock)
   ORDER BY run_after LIMIT 1
+) - clock_timestamp())::float8
+"""
+
+# What waits for its first start and is too late for it. The claim does not take it either, whenever this is.
+EXPIRE = f"""
+WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS now),
+late AS MATERIALIZED (
+  SELECT id FROM {RUN}
+  WHERE expires_at <= (SELECT now FROM clock) AND attempt = 0 AND status IN ('SCHEDULED', 'READY', 'BLOCKED')
+  ORDER BY expires_at LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED
+), expired AS (
+  UPDATE {RUN} AS r
+  SET status = 'CANCELLED', run_after = NULL, unique_key = NULL, finished_at = clock_timestamp(),
+      errors = {_KEPT} || jsonb_build_object('attempt', 0, 'at', clock_timestamp(), 'kind', 'expired',
+        'message', 'It had not been started when it expired.')
+  WHERE id = ANY(ARRAY(SELECT id FROM late)) RETURNING id
+)
+SELECT (SELECT count(*) FROM expired), extract(epoch FROM (
+  SELECT expires_at FROM {RUN}
+  WHERE expires_at > (SELECT now FROM clock) AND attempt = 0 AND status IN ('SCHEDULED', 'READY', 'BLOCKED')
+  ORDER BY expires_at LIMIT 1
 ) - clock_timestamp())::float8
 """
 
@@ -253,15 +282,16 @@ SEND = "SELECT pg_notify(%(channel)s, payload) FROM unnest(%(payloads)s::text[])
 RECEIVE = f"""
 WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS now),
 new AS (
-  SELECT m.*, clock.now + make_interval(secs => m.delay_seconds) AS later
+  SELECT m.*, clock.now + make_interval(secs => m.delay_seconds) AS later,
+    clock.now + make_interval(secs => m.expires_seconds) AS expires_at
   FROM clock, jsonb_to_recordset(%(messages)s::jsonb) AS m(
     uuid text, unique_key text, task text, queue text, priority smallint, args jsonb, kwargs jsonb,
-    delay_seconds float8, timeout_seconds float8, on_lost text)
+    delay_seconds float8, timeout_seconds float8, on_lost text, expires_seconds float8)
 )
 INSERT INTO {RUN} (
-  uuid, unique_key, task, queue, priority, args, kwargs, timeout, on_lost, source, status, run_after)
+  uuid, unique_key, task, queue, priority, args, kwargs, timeout, on_lost, source, status, run_after, expires_at)
 SELECT uuid, unique_key, task, queue, priority, args, COALESCE(kwargs, '{{}}'), make_interval(secs => timeout_seconds),
-  on_lost, 'notify', CASE WHEN later IS NULL THEN 'READY' ELSE 'SCHEDULED' END, later
+  on_lost, 'notify', CASE WHEN later IS NULL THEN 'READY' ELSE 'SCHEDULED' END, later, expires_at
 FROM new ORDER BY uuid
 ON CONFLICT DO NOTHING
 RETURNING id, uuid, queue, status, true

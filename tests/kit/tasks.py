@@ -16,7 +16,7 @@ from django.db import connection, transaction
 from django_dispatch import RunStopped, TaskContext, task
 from django_dispatch.models import Run
 
-from . import misdeeds
+from . import misdeeds, retries  # noqa: F401 - its tasks are found here
 from .found import what_is_found
 from .gate import Gate
 from .ledger import Entry

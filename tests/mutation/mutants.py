@@ -21,6 +21,10 @@ SYNC = "django_dispatch/executors/sync.py"
 LOOP = "django_dispatch/executors/loop.py"
 PROCESS = "django_dispatch/dispatcher/process.py"
 CHILDREN = "django_dispatch/dispatcher/children.py"
+HOUSEKEEPING = "django_dispatch/dispatcher/housekeeping.py"
+POOL = "django_dispatch/dispatcher/pool.py"
+QUARANTINE = "django_dispatch/dispatcher/quarantine.py"
+ATOMIC = "django_dispatch/store/atomic.py"
 EXCHANGES = "django_dispatch/store/exchange.py"
 SCHEDULES = "django_dispatch/store/postgres_schedules.py"
 RULES = "django_dispatch/schedules.py"
@@ -59,7 +63,7 @@ _HELD = _store("postgres_races", "TestUnderALongTransaction")
 _BUSY = _store("settlements", "test_a_run_that_a_transaction_holds_is_busy_and_the_rest_is_written_and_claimed")
 _PROGRESS = _store("settlements", "test_progress_is_stored_only_for_the_claims_that_the_lease_holds")
 _PLANS = _store("postgres_plans")
-_ORDER = _store("postgres_limit", "test_promote_and_prune_take_the_longest_due_without_an_index_that_says_so")
+_ORDER = _store("postgres_limit", "test_sweeps_take_the_longest_due_without_an_index_that_says_so")
 _ANY_ORDER = _store("any_order")
 _IDLE = _store("postgres_races", "test_an_idle_look_writes_nothing")
 _SCHEDULES = _store("schedules")
@@ -90,6 +94,8 @@ _ANSWERS = ("tests/faults/test_claims.py::test_a_claim_whose_reply_was_lost_is_r
 _LATE = ("tests/faults/test_claims.py::test_a_claim_that_comes_late_to_a_paused_dispatcher_is_released",)
 _HOLDER = ("tests/faults/test_transactions.py::test_a_transaction_that_holds_a_running_run_holds_up_nothing_else",)
 _TAKEN = (_LOST + "test_a_body_whose_run_was_taken_away_is_stopped_after_a_reconnect",)
+_QUARANTINE = ("tests/faults/test_quarantine.py",)
+_TAKEN_AWAY = ("tests/faults/test_atomic.py::test_a_body_whose_run_was_taken_away_leaves_nothing",)
 _EXIT_CODE = ("tests/faults/test_outages.py::test_the_exit_code_tells_of_runs_that_a_lost_lease_has_left",)
 _SESSION = (_DEAD + "test_a_terminated_session_costs_no_run",)
 _TROUBLE = (
@@ -108,6 +114,11 @@ _REPORTED = (
 )
 _LOST_RUNS = "ON r.lease_id = expired.id\n  FOR NO KEY UPDATE OF r SKIP LOCKED"
 _DUE = "WHERE status = 'SCHEDULED' AND run_after <= (SELECT now FROM clock)"
+_IN_TIME = "(expires_at IS NULL OR attempt > 0 OR expires_at > clock_timestamp())"
+_LATE = (
+    "WHERE expires_at <= (SELECT now FROM clock) AND attempt = 0 AND status IN ('SCHEDULED', 'READY', 'BLOCKED')\n"
+    "  ORDER"
+)
 _OLD = "WHERE finished_at < (SELECT clock_timestamp() - %(age)s * interval '1 second')"
 
 _OF_STATEMENTS = (
@@ -132,7 +143,11 @@ _OF_STATEMENTS = (
     ("LIMIT 10000 FOR NO KEY UPDATE SKIP LOCKED", "LIMIT 10000", _AT_ONCE),
     ("AS p\n  LIMIT %(limit)s", "AS p", _CLAIMS),
     ("epoch = r.epoch + 1", "epoch = r.epoch", _CLAIMS),
-    ("attempt = r.attempt + 1", "attempt = r.attempt", _CLAIMS),
+    ("attempt = least(r.attempt + 1, 32767)", "attempt = r.attempt", _CLAIMS),
+    ("attempt = least(r.attempt + 1, 32767)", "attempt = r.attempt + 1", _CLAIMS),
+    (_IN_TIME, "true", _CLAIMS),
+    (_IN_TIME, _IN_TIME.replace("attempt > 0 OR ", ""), _CLAIMS),
+    (_IN_TIME, _IN_TIME.replace("clock_timestamp", "now"), _CLOCK),
     ("THEN 'fail' ELSE r.on_lost END", "THEN r.on_lost ELSE r.on_lost END", _CLAIMS),
     # finish
     (_OURS, _NO_EPOCH, _SETTLEMENTS),
@@ -155,6 +170,12 @@ _OF_STATEMENTS = (
     (_REPORTED, _REPORTED.replace("{_OURS}", "r.id = s.id AND r.lease_id = %(lease)s"), _PROGRESS),
     (_REPORTED, _REPORTED.replace("{_OURS}", "r.id = s.id AND r.epoch = s.epoch"), _PROGRESS),
     (_REPORTED, _REPORTED.replace(" SKIP LOCKED", ""), _HELD),
+    ("queue = coalesce(s.queue, r.queue)", "queue = r.queue", _SETTLEMENTS),
+    ("priority = coalesce(s.priority, r.priority)", "priority = r.priority", _SETTLEMENTS),
+    ("WHEN jsonb_typeof(r.errors) <> 'array' THEN jsonb_build_array(r.errors)", "WHEN false THEN r.errors",
+     _SETTLEMENTS),
+    ("pg_column_size(r.errors) > 250000", "false", _SETTLEMENTS),
+    ("jsonb_array_length(r.errors) >= 100", "false", _SETTLEMENTS),
     # reclaim
     (_EXPIRED, "WHERE true OR id = ANY(%(dead)s::uuid[])", _RECLAIMS),
     (_EXPIRED, "WHERE expires_at < clock_timestamp() OR id = ANY(%(dead)s::uuid[])", _RECLAIMS),
@@ -186,6 +207,15 @@ _OF_STATEMENTS = (
     ("ORDER BY run_after LIMIT %(limit)s FOR", "LIMIT %(limit)s FOR", _ORDER),
     ("ORDER BY run_after LIMIT %(limit)s FOR", "ORDER BY run_after FOR", _HOUSEKEEPING),
     ("run_after LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED", "run_after LIMIT %(limit)s FOR NO KEY UPDATE", _SWEEPS),
+    (_LATE, _LATE.replace("expires_at <= (SELECT now FROM clock)", "expires_at IS NOT NULL"), _HOUSEKEEPING),
+    (_LATE, _LATE.replace(" AND attempt = 0", ""), _HOUSEKEEPING),
+    (_LATE, _LATE.replace(" AND status IN ('SCHEDULED', 'READY', 'BLOCKED')", ""), _HOUSEKEEPING),
+    (_LATE, _LATE.replace("(SELECT now FROM clock)", "clock_timestamp()"), _PLANS),
+    ("(SELECT clock_timestamp() AS now),\nlate AS", "(SELECT now() AS now),\nlate AS", _CLOCK),
+    ("ORDER BY expires_at LIMIT %(limit)s FOR", "ORDER BY expires_at FOR", _HOUSEKEEPING),
+    ("ORDER BY expires_at LIMIT %(limit)s FOR", "LIMIT %(limit)s FOR", _ORDER),
+    ("expires_at LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED", "expires_at LIMIT %(limit)s FOR NO KEY UPDATE",
+     _SWEEPS),
     (_OLD, "WHERE finished_at IS NOT NULL", _HOUSEKEEPING),
     (_OLD, _OLD.replace("clock_timestamp()", "now()"), _CLOCK),
     (_OLD, _OLD.replace("(SELECT ", "").replace("')", "'"), _PLANS),
@@ -209,7 +239,7 @@ _IN_ANY_ORDER = (
     ("lease_id = NULL, interruptions = r.interruptions + 1", "lease_id = NULL, interruptions = r.interruptions"),
     ("r.interruptions + coalesce(s.interrupted, 0)", "r.interruptions"),
     ("r.attempt - 1 + coalesce(s.started, 1)", "r.attempt"),
-    ("attempt = r.attempt + 1", "attempt = r.attempt"),
+    ("attempt = least(r.attempt + 1, 32767)", "attempt = r.attempt"),
 )
 
 _OF_ENQUEUE = (
@@ -319,9 +349,21 @@ _OF_THE_CLAIMS = (
     (CLAIMS, "if any(flight.token not in held for", "if False and any(flight.token not in held for", _TAKEN),
     (CLAIMS, "        trouble.on_relief(self.reconcile_soon)", "        pass", _TAKEN),
     (SERVICE, "self.housekeeping.lost_leases.add(lease_id)", "pass", _EXIT_CODE),
+    (POOL, "if len(flights) > 1 and not cause:", "if False:", _QUARANTINE),
+    (POOL, "is_alone=len(flights) == 1", "is_alone=True", _QUARANTINE),
+    (QUARANTINE, "executor.is_doomed = executor.is_let_go = True", "executor.is_let_go = True", _QUARANTINE),
+    (HOUSEKEEPING, "max(0.01, min(next_seconds, self._poll_pause()))", "self._poll_pause()",
+     ("tests/test_delays.py",)),
+    (HOUSEKEEPING, 'self._hurries["promote"].set()', "pass", ("tests/test_delays.py",)),
 )  # fmt: skip
 
+_OF_ATOMIC = (
+    ("id = %(id)s AND epoch = %(epoch)s AND lease_id = %(lease)s AND status = 'RUNNING'", "id = %(id)s", _TAKEN_AWAY),
+    ("bool(cursor.rowcount == 1)", "True", _TAKEN_AWAY),
+)
+
 MUTANTS = (
+    *(Mutant(ATOMIC, *mutant) for mutant in _OF_ATOMIC),
     *(Mutant(STATEMENTS, *mutant) for mutant in _OF_STATEMENTS),
     *(Mutant(STATEMENTS, *mutant, _ANY_ORDER) for mutant in _IN_ANY_ORDER),
     *(Mutant(EXCHANGES, *mutant) for mutant in _OF_EXCHANGES),

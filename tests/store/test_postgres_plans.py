@@ -38,9 +38,10 @@ FEW = 2_000
 def ready(count: int) -> str:
     """Runs of some queues, one of them much larger than the others."""
     return f"""
-    INSERT INTO django_dispatch_run (task, source, queue, priority, args)
+    INSERT INTO django_dispatch_run (task, source, queue, priority, args, expires_at)
     SELECT 'shop.add', 'app', CASE WHEN n % 4 < 3 THEN 'bulk' WHEN n % 8 = 3 THEN 'mail' ELSE 'q' || n % 50 END,
-           (n * 7919 % 11) - 5, jsonb_build_array(n) FROM generate_series(1::bigint, {count}) AS n
+           (n * 7919 % 11) - 5, jsonb_build_array(n), CASE WHEN n % 7 = 0 THEN clock_timestamp() + n % 1000 * interval
+           '1 hour' - interval '1 minute' END FROM generate_series(1::bigint, {count}) AS n
     """
 
 
@@ -199,6 +200,12 @@ VERBS: dict[str, tuple[set[str], Callable[[PostgresStore], object], object]] = {
     ),
     "promote": ({"dispatch_run_promote", KEY}, lambda store: store.promote(limit=10)[0], ["bulk"]),
     "promote all that is due": ({"dispatch_run_promote", KEY}, lambda store: store.promote(limit=5_000)[0], ["bulk"]),
+    "expire": ({"dispatch_run_expire", KEY}, lambda store: store.expire(limit=10)[0], 10),
+    "expire what is late": (
+        {"dispatch_run_expire", KEY},
+        lambda store: 0 < store.expire(limit=5_000)[0] < 5_000,
+        True,
+    ),
     "prune": (
         {"dispatch_run_prune", KEY},
         lambda store: store.prune(status="SUCCESSFUL", age_seconds=86_400.0, limit=100),

@@ -274,6 +274,14 @@ class TestSweepsAtTheSameTime:
         commit(store)
         assert statuses(run_ids) == [Status.READY, Status.READY]
 
+    def test_two_that_expire_share_what_is_late(self, store: PostgresStore, other: PostgresStore) -> None:
+        run_ids = [add_run(expires_at=LONG_AGO) for _ in range(3)]
+        begin(store)
+        assert store.expire(limit=2)[0] == 2
+        assert other.expire(limit=2)[0] == 1
+        commit(store)
+        assert statuses(run_ids) == [Status.CANCELLED] * 3
+
     def test_two_pruners_share_the_old_runs(self, store: PostgresStore, other: PostgresStore) -> None:
         for _ in range(3):
             add_run(status=Status.SUCCESSFUL)

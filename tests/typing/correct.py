@@ -4,7 +4,24 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import assert_type
 
-from django_dispatch import Call, CancelAnswer, Cron, Every, Task, TaskContext, cancel, cancel_many, run_again, task
+from django_dispatch import (
+    Call,
+    Cancel,
+    CancelAnswer,
+    Cron,
+    Every,
+    Exponential,
+    Fixed,
+    Linear,
+    Retry,
+    Snooze,
+    Task,
+    TaskContext,
+    cancel,
+    cancel_many,
+    run_again,
+    task,
+)
 from django_dispatch.models import Run
 
 
@@ -28,6 +45,27 @@ def queue_of(order: int) -> str:
 
 @task(queue=queue_of, timeout=2.5)
 def ship(order: int) -> None: ...
+
+
+def backoff(failures: int, error: BaseException) -> timedelta | None:
+    return timedelta(seconds=failures) if isinstance(error, OSError) else None
+
+
+@task(max_attempts=3, backoff=backoff, retry_on=OSError, no_retry_on=(FileNotFoundError, PermissionError))
+def pay(order: int) -> None:
+    if order == 1:
+        raise Retry(after=timedelta(minutes=1), queue="slow", priority=-5)
+    raise Cancel("there is no such order")
+
+
+@task(bind=True, backoff=Exponential(base=2, cap=timedelta(hours=1), jitter=0.5), retry_on_timeout=False, expires=60)
+def poll(context: TaskContext, order: int) -> int | Snooze:
+    return order or Snooze(60)
+
+
+fixed = task(backoff=Fixed(5), expires=timedelta(hours=1))(queue_of)
+linear = task(backoff=Linear(timedelta(seconds=5)))(queue_of)
+seconds = task(backoff=2.5)(queue_of)
 
 
 @task(bind=True)
@@ -76,6 +114,7 @@ async def use() -> None:
     assert_type(await add.aapply_async([1], run_after=datetime(2040, 1, 1)), Run)
     assert_type(add.delay_many([(1,), Call((2,), {"label": "x"})], queue="bulk"), Sequence[Run])
     assert_type(await add.adelay_many([(1,)], timeout=timedelta(seconds=1)), Sequence[Run])
+    assert_type(poll.apply_async((1,), expires=datetime(2040, 1, 1)), Run)
     empty.delay()
     ship.delay(5)
     count.delay(upto=3)
