@@ -17,6 +17,7 @@ from django.core.signals import setting_changed
 from .exceptions import InvalidOption
 from .rates import Limit, check_limit
 
+LOG_FORMATS = ("text", "json")
 FINAL_STATUSES = ("SUCCESSFUL", "FAILED", "CANCELLED")
 DEFAULT_RETENTION = {"SUCCESSFUL": 86_400.0, "CANCELLED": 7 * 86_400.0, "FAILED": 30 * 86_400.0}
 MAX_SLOTS = 512
@@ -136,6 +137,12 @@ def _wakeups(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _log_format(value: Any) -> str:
+    if not isinstance(value, str) or value not in LOG_FORMATS:
+        raise _Invalid(f"must be one of {', '.join(map(repr, LOG_FORMATS))}")
+    return value
+
+
 def _retention(value: Any) -> Mapping[str, float | None]:
     if not isinstance(value, Mapping) or not set(value) <= set(FINAL_STATUSES):
         raise _Invalid(f"must be a dict whose keys are among {', '.join(FINAL_STATUSES)}")
@@ -180,6 +187,9 @@ class DispatchSettings:
     notify_channels: Mapping[str, str] = _key(_notify_channels, dict)
     # how many runs of a queue at once, over all dispatchers, and how many in a time
     queue_limits: Mapping[str, Limit] = _key(_queue_limits, dict)
+    # what scrapers and probes are answered
+    metrics_host: str = _key(_text, "127.0.0.1")
+    metrics_port: int = _key(lambda v: _whole(v, minimum=0, maximum=65_535), 8070)
     # what a dispatcher serves
     node: str = _key(lambda v: _text(v, maximum=MAX_NODE_LENGTH), socket.gethostname)
     queues: tuple[str, ...] | None = _key(_queues, None)
@@ -202,6 +212,8 @@ class DispatchSettings:
     executor_max_age_seconds: float | None = _key(lambda v: _optional_seconds(v, minimum=1), 3600.0)
     executor_max_memory_mb: int | None = _key(lambda v: _optional_whole(v, minimum=1, maximum=10**7), 512)
     executor_ready_timeout_seconds: float = _key(lambda v: _seconds(v, minimum=1, maximum=3600), 60.0)
+    # the log
+    log_format: str = _key(_log_format, "text")
     # history
     retention: Mapping[str, float | None] = _key(_retention, lambda: dict(DEFAULT_RETENTION))
 

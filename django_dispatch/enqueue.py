@@ -1,19 +1,23 @@
 """Record runs in the caller's transaction, and wake dispatchers once it has committed; in the caller's process."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict, TypeGuard, overload
 
 from django.conf import settings
+from django.db import connections, transaction
 from django.utils import timezone
 
 from . import conf
 from .arguments import is_storable
 from .exceptions import InvalidOption
 from .limits import check_key
+from .metrics.enqueued import enqueued
+from .retry import as_seconds
 from .store import postgres_enqueue as store
 from .store.base import NewRun
 from .store.postgres_unique import enqueue_unique
@@ -26,7 +30,6 @@ if TYPE_CHECKING:
 MAX_QUEUE_LENGTH = 100
 MAX_ATTEMPTS = 32_767
 MAX_IDEMPOTENCY_KEY_LENGTH = 255
-MAX_DURATION = timedelta(days=36_525)
 # What every run is at first, and what is not null in it.
 AT_FIRST = {"epoch": 0, "attempt": 0, "failures": 0, "interruptions": 0, "places": 0, "source": "app"}
 
@@ -44,8 +47,9 @@ class EnqueueOptions(TypedDict, total=False):
 
     ``countdown`` and ``timeout`` are timedeltas or seconds; the countdown runs by the database's clock. ``eta`` and
     ``run_after`` are one thing. At most one of the three times may be given; one that has passed means now. A naive
-    time is taken to be in the current time zone. ``key`` takes the place of the key that the task would make of the
-    arguments. While a row with this ``idempotency_key`` exists, its run is returned and none recorded.
+    time is taken to be in the current time zone. ``expires`` is a timedelta or seconds from the enqueue, or a time.
+    ``key`` takes the place of the key that the task would make of the arguments. While a row with this
+    ``idempotency_key`` exists, its run is returned and none recorded.
     """
 
     queue: str | None
@@ -55,6 +59,7 @@ class EnqueueOptions(TypedDict, total=False):
     run_after: datetime | None
     timeout: timedelta | float | None
     max_attempts: int | None
+    expires: datetime | timedelta | float | None
     key: str | None
     idempotency_key: str | None
 
@@ -69,6 +74,8 @@ class Options:
     delay_seconds: float | None = None
     timeout_seconds: float | None = None
     max_attempts: int | None = None
+    expires_at: datetime | None = None
+    expires_seconds: float | None = None
     key: str | None = None
     idempotency_key: str | None = None
 
@@ -82,6 +89,7 @@ def check_options(
     run_after: datetime | None = None,
     timeout: timedelta | float | None = None,
     max_attempts: int | None = None,
+    expires: datetime | timedelta | float | None = None,
     key: str | None = None,
     idempotency_key: str | None = None,
 ) -> Options:
@@ -89,6 +97,7 @@ def check_options(
     if sum(moment is not None for moment in (countdown, eta, run_after)) > 1:
         raise InvalidOption("countdown, eta and run_after say the same thing: give one of them at most.")
     moment = eta if eta is not None else run_after
+    is_moment = isinstance(expires, datetime)
     return Options(
         queue=None if queue is None else check_queue(queue),
         priority=None if priority is None else check_priority(priority),
@@ -96,6 +105,8 @@ def check_options(
         delay_seconds=None if countdown is None else _check_duration("countdown", countdown).total_seconds(),
         timeout_seconds=None if timeout is None else check_timeout(timeout).total_seconds(),
         max_attempts=None if max_attempts is None else check_max_attempts(max_attempts),
+        expires_at=_check_moment(expires) if is_moment else None,
+        expires_seconds=None if is_moment or expires is None else check_expires(expires).total_seconds(),
         key=None if key is None else check_key(key),
         idempotency_key=None
         if idempotency_key is None
@@ -123,6 +134,14 @@ def check_timeout(value: object) -> timedelta:
     if not timeout:
         raise InvalidOption("timeout must be more than 0; leave it out for none.")
     return timeout
+
+
+def check_expires(value: object) -> timedelta:
+    """Return after how long a run expires. Raises InvalidOption if that is not positive."""
+    expires = _check_duration("expires", value)
+    if not expires:
+        raise InvalidOption("expires must be more than 0: with 0 no run would ever be started.")
+    return expires
 
 
 def check_max_attempts(value: object) -> int:
@@ -155,13 +174,14 @@ def enqueue(new: NewRun) -> "Run":
     if new.may_be_duplicate:
         return enqueue_many([new])[0]
     wakeup = _wakeup(new, is_due=True)
-    if new.run_after is None and new.delay_seconds is None and may_ride(using, wakeup):
+    if not new.has_moments and may_ride(using, wakeup):
         recorded, is_sent = store.enqueue_and_wake(using, new, CHANNEL, wakeup.encode())
         if not is_sent:
             wake_now(using, wakeup)
     else:
         recorded = store.enqueue(using, new)
         wake_after_commit(using, _wakeup(new, is_due=recorded.status != "SCHEDULED"))
+    count_after_commit(using, {(new.task, new.queue): 1})
     return _run(using, new, recorded)
 
 
@@ -210,7 +230,22 @@ def enqueue_many(news: Iterable[NewRun]) -> Runs:
     blocked = [wakeup.value for wakeup in wakeups if wakeup.kind == "blocked"]
     for wakeup in (*(wakeup for wakeup in wakeups if wakeup.kind != "blocked"), *blocked_wakeups(blocked)):
         wake_after_commit(using, wakeup)
+    recorded = [new for new, run in zip(news, runs, strict=True) if run.duplicate_of is None]
+    count_after_commit(using, Counter((new.task, new.queue) for new in recorded))
     return Runs(using, news, runs)
+
+
+def count_after_commit(using: str, numbers: Mapping[tuple[str, str], int]) -> None:
+    """Count runs by task and queue, when the caller's transaction has committed; at once if there is none."""
+
+    def count() -> None:
+        for (task, queue), number in numbers.items():
+            enqueued.count(task, queue, number)
+
+    if connections[using].in_atomic_block:
+        transaction.on_commit(count, using=using, robust=True)
+    else:
+        count()
 
 
 def _wakeup(new: NewRun, *, is_due: bool) -> Wakeup:
@@ -238,6 +273,7 @@ def _run(using: str, new: NewRun, recorded: store.Recorded) -> "Run":
         "max_attempts": new.max_attempts,
         "timeout": None if new.timeout_seconds is None else timedelta(seconds=new.timeout_seconds),
         "on_lost": new.on_lost,
+        "expires_at": _expires_at(new, recorded),
         "uuid": new.uuid,
         "unique_key": new.unique_key,
         "unique_until": None
@@ -254,6 +290,12 @@ def _run(using: str, new: NewRun, recorded: store.Recorded) -> "Run":
     }
     names = _columns()
     return Run.from_db(using, names, [values.get(name) for name in names])
+
+
+def _expires_at(new: NewRun, recorded: store.Recorded) -> datetime | None:
+    if new.expires_seconds is None:
+        return new.expires_at
+    return recorded.enqueued_at + timedelta(seconds=new.expires_seconds)
 
 
 @cache
@@ -276,12 +318,10 @@ def _check_moment(value: object) -> datetime:
 
 
 def _check_duration(name: str, value: object) -> timedelta:
-    duration = value
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_DURATION.total_seconds():
-        duration = timedelta(seconds=value)
-    if not isinstance(duration, timedelta) or not timedelta(0) <= duration <= MAX_DURATION:
+    seconds = as_seconds(value)
+    if seconds is None:
         raise InvalidOption(f"{name} must be a timedelta or a number of seconds from 0 to 100 years, not {value!r}.")
-    return duration
+    return value if isinstance(value, timedelta) else timedelta(seconds=seconds)
 
 
 def _is_whole(value: object) -> TypeGuard[int]:

@@ -1,6 +1,7 @@
-"""What the database remembers: one row a run, one row a dispatcher's lease, one row a rate's key.
+"""What the database remembers: one row a run, one row a dispatcher's lease, one row a schedule, one row a rate's key.
 
-Only the store writes these tables. The life of a run, and who moves it on:
+Only the store writes runs and leases; a schedule may be edited by anybody at any time. The life of a run, and who moves
+it on:
 
 =============  ==========================================================  =========================================
 status         meaning                                                     moved on by
@@ -14,6 +15,8 @@ FAILED         it raised too often, timed out, or was lost too often       final
 CANCELLED      somebody cancelled it                                       final: prune, after its retention
 =============  ==========================================================  =========================================
 """
+
+from datetime import timedelta
 
 from django.db import models
 from django.db.models import F, Q
@@ -60,6 +63,22 @@ class Source(models.TextChoices):
     APP = "app", _("application")
     SQL = "sql", _("plain SQL")
     NOTIFY = "notify", _("message")
+    SCHEDULE = "schedule", _("schedule")
+
+
+class CatchUp(models.TextChoices):
+    """What becomes of occurrences that no dispatcher was there for."""
+
+    NONE = "none", _("skip what is more than a minute late")
+    LAST = "last", _("run the last one missed")
+    ALL = "all", _("run every one missed")
+
+
+class Overlap(models.TextChoices):
+    """Whether an occurrence is enqueued while a run of the same schedule has not ended."""
+
+    ALLOW = "allow", _("enqueue beside it")
+    SKIP = "skip", _("skip the occurrence")
 
 
 class Lease(models.Model):
@@ -92,6 +111,66 @@ class Lease(models.Model):
         return f"{self.node} ({str(self.id)[:8]})"
 
 
+class Schedule(models.Model):
+    """A rule that enqueues runs of a task at times: ``cron``, or ``every`` so often, or ``once_at`` a time.
+
+    What the database's trigger sees to, whoever writes: a changed rule gets a new ``revision`` and wakes dispatchers,
+    and ``next_at`` and ``last_at`` of a rule that has not changed never move back.
+    """
+
+    class Source(models.TextChoices):
+        CODE = "code", _("code")
+        ADMIN = "admin", _("admin")
+
+    id = models.BigAutoField(primary_key=True)
+    name = models.CharField(_("name"), max_length=255, unique=True)
+    task = models.CharField(_("task"), max_length=255)
+    args = models.JSONField(_("args"), default=list, blank=True, db_default=[])
+    kwargs = models.JSONField(_("kwargs"), default=dict, blank=True, db_default={})
+    # Null means: as the task says.
+    queue = models.CharField(_("queue"), max_length=100, null=True, blank=True)
+    priority = models.SmallIntegerField(_("priority"), null=True, blank=True)
+    enabled = models.BooleanField(_("enabled"), default=True, db_default=True)
+    cron = models.CharField(_("cron"), max_length=100, null=True, blank=True)
+    every = models.DurationField(_("every"), null=True, blank=True)
+    once_at = models.DateTimeField(_("once at"), null=True, blank=True)
+    time_zone = models.CharField(_("time zone"), max_length=64, default="UTC", db_default="UTC")
+    start_at = models.DateTimeField(_("start at"), null=True, blank=True)
+    end_at = models.DateTimeField(_("end at"), null=True, blank=True)
+    catch_up = models.CharField(
+        _("catch up"), max_length=4, choices=CatchUp.choices, default=CatchUp.LAST, db_default=CatchUp.LAST
+    )
+    catch_up_window = models.DurationField(
+        _("catch-up window"), default=timedelta(days=1), db_default=timedelta(days=1)
+    )
+    overlap = models.CharField(
+        _("overlap"), max_length=5, choices=Overlap.choices, default=Overlap.ALLOW, db_default=Overlap.ALLOW
+    )
+    # Null: there is no next time, or it has not been worked out: then planned_revision is behind.
+    next_at = models.DateTimeField(_("next at"), null=True, blank=True, editable=False)
+    last_at = models.DateTimeField(_("last at"), null=True, blank=True, editable=False)
+    revision = models.PositiveIntegerField(_("revision"), default=1, db_default=1, editable=False)
+    planned_revision = models.PositiveIntegerField(_("planned revision"), default=0, db_default=0, editable=False)
+    problem = models.TextField(_("problem"), default="", blank=True, db_default="", editable=False)
+    source = models.CharField(
+        _("source"),
+        max_length=5,
+        choices=Source.choices,
+        default=Source.ADMIN,
+        db_default=Source.ADMIN,
+        editable=False,
+    )
+    # When a dispatcher last had it in its code; one that none has any more is not due.
+    declared_at = models.DateTimeField(_("declared at"), null=True, blank=True, editable=False)
+
+    class Meta:
+        verbose_name = _("schedule")
+        verbose_name_plural = _("schedules")
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class Run(models.Model):
     """One enqueued call of a task, from enqueue to a final status."""
 
@@ -115,6 +194,11 @@ class Run(models.Model):
     timeout = models.DurationField(_("timeout"), null=True, blank=True)
     on_lost = models.CharField(_("on lost"), max_length=7, choices=OnLost.choices, db_default=OnLost.REQUEUE)
     source = models.CharField(_("source"), max_length=10, choices=Source.choices, db_default=Source.SQL)
+    # The schedule that the run is an occurrence of, and which: its time by the rule. Run by hand it has no such time.
+    schedule = models.ForeignKey(
+        Schedule, models.DO_NOTHING, null=True, blank=True, db_constraint=False, db_index=False
+    )
+    scheduled_for = models.DateTimeField(_("scheduled for"), null=True, blank=True)
     # Of the message that the run came by, if it did: known as long as the row, so that no message makes two runs.
     uuid = models.CharField(_("message uuid"), max_length=255, null=True, blank=True)
     unique_key = models.CharField(_("unique key"), max_length=255, null=True, blank=True)
@@ -132,12 +216,16 @@ class Run(models.Model):
     blocked_by = models.CharField(_("blocked by"), max_length=255, null=True, blank=True)
     # Where it holds a place while it has not ended: 1: at its key; 2: at its key, if it has one, and at its queue.
     places = models.PositiveSmallIntegerField(_("places"), db_default=0)
+    # Not started by then, it never will be. Says nothing about a run that was started once.
+    expires_at = models.DateTimeField(_("expires at"), null=True, blank=True)
     cancel_requested_at = models.DateTimeField(_("cancel requested at"), null=True, blank=True)
     progress = models.JSONField(_("progress"), null=True, blank=True)
     result = models.JSONField(_("result"), null=True, blank=True)
     errors = models.JSONField(_("errors"), default=list, db_default=[])
     meta = models.JSONField(_("meta"), default=dict, db_default={})
     enqueued_at = models.DateTimeField(_("enqueued at"), db_default=Now())
+    # Since when it can be claimed, if not since it was enqueued: it was due later, or it is READY again.
+    ready_at = models.DateTimeField(_("ready at"), null=True, blank=True)
     started_at = models.DateTimeField(_("started at"), null=True, blank=True)
     finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)
 
@@ -152,6 +240,12 @@ class Run(models.Model):
             ),
             # promote: the SCHEDULED runs, next due first
             models.Index(fields=["run_after"], name="dispatch_run_promote", condition=Q(status="SCHEDULED")),
+            # expire: the runs that wait for their first start, next to expire first
+            models.Index(
+                fields=["expires_at"],
+                name="dispatch_run_expire",
+                condition=Q(attempt=0, expires_at__isnull=False, status__in=["SCHEDULED", "READY", "BLOCKED"]),
+            ),
             # reclaim, release, cancel: the runs of one lease
             models.Index(fields=["lease"], name="dispatch_run_lease", condition=Q(lease__isnull=False)),
             # admit: who waits at a limit, best first; and at which limits anybody does
@@ -173,6 +267,12 @@ class Run(models.Model):
                 name="dispatch_run_queue_places",
                 condition=Q(places=2, status__in=UNFINISHED),
             ),
+            # fire: whether a run of a schedule has not ended
+            models.Index(
+                fields=["schedule"],
+                name="dispatch_run_overlap",
+                condition=Q(schedule__isnull=False, finished_at__isnull=True),
+            ),
             # prune: the final runs, oldest first
             models.Index(fields=["finished_at"], name="dispatch_run_prune", condition=Q(finished_at__isnull=False)),
         ]
@@ -183,6 +283,10 @@ class Run(models.Model):
             ),
             # receive: each message that every dispatcher hears makes one run
             models.UniqueConstraint(fields=["uuid"], name="dispatch_run_uuid", condition=Q(uuid__isnull=False)),
+            # fire: each occurrence is one run
+            models.UniqueConstraint(
+                fields=["schedule", "scheduled_for"], name="dispatch_run_slot", condition=Q(schedule__isnull=False)
+            ),
             models.CheckConstraint(name="dispatch_run_priority", condition=Q(priority__range=(-100, 100))),
             models.CheckConstraint(
                 name="dispatch_run_running_has_lease",

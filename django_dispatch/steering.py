@@ -1,4 +1,4 @@
-"""Change what becomes of a run: cancel it, or run it again; from the admin, a view or the shell.
+"""Change what becomes of a run: cancel it, run it again, run a schedule now; from the admin, a view or the shell.
 
 Each is one statement on ``DISPATCH["DATABASE"]``, in the caller's transaction if there is one.
 """
@@ -7,14 +7,16 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from . import conf
+from . import conf, registry
+from .enqueue import count_after_commit
 from .exceptions import InvalidOption
 from .store import postgres_enqueue as store
+from .store import postgres_schedules
 from .wakeups.base import Wakeup, blocked_wakeups
 from .wakeups.sending import wake_after_commit
 
 if TYPE_CHECKING:
-    from .models import Run
+    from .models import Run, Schedule
 
 
 class CancelAnswer(StrEnum):
@@ -61,6 +63,23 @@ def run_again(run: "Run | int") -> "Run":
         raise InvalidOption(f"Run {_id_of(run)} cannot be run again: it has not ended, or does not exist.")
     wakeup = Wakeup("ready", new.queue) if new.blocked_by is None else Wakeup("blocked", new.blocked_by)
     wake_after_commit(using, wakeup)
+    count_after_commit(using, {(new.task, new.queue): 1})
+    return new
+
+
+def run_now(schedule: "Schedule") -> "Run":
+    """Enqueue a run of a schedule, enabled or not, and return it. Its times stay as they are.
+
+    Raises UnknownTask, InvalidArguments or InvalidOption where this process could not enqueue such a run.
+    """
+    using = conf.current().database
+    registry.autodiscover()
+    task = registry.get(schedule.task)
+    like = task.new_run(schedule.args, schedule.kwargs, queue=schedule.queue, priority=schedule.priority)
+    new = postgres_schedules.run_now(using, schedule.pk, like)
+    if new is None:
+        raise InvalidOption(f"Schedule {schedule.name!r} does not exist any more.")
+    wake_after_commit(using, Wakeup("ready", new.queue))
     return new
 
 

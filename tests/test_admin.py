@@ -586,6 +586,9 @@ def test_the_size_of_an_executor_that_died_is_shown() -> None:
     html = display.error_blocks([{"kind": "lost", "message": message, "executor": "web1:7", "peak_kb": 300 * 1024}])
     assert message in html
     assert "lost · web1:7 · peak memory 300 MB" in html
+    html = display.error_blocks([{"kind": "lost", "message": message, "log": "WARNING <shop>: low", "note": "<odd>"}])
+    assert "WARNING &lt;shop&gt;: low" in html
+    assert "&lt;odd&gt;" in html
     assert "peak memory" not in display.error_blocks(
         [{"message": "no", "peak_kb": 0}, {"message": "no", "peak_kb": "x"}]
     )

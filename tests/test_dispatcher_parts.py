@@ -11,10 +11,12 @@ from uuid import uuid4
 import pytest
 from django.db import OperationalError
 
+from django_dispatch.conf import DispatchSettings
 from django_dispatch.dispatcher.backoff import Backoff
-from django_dispatch.dispatcher.claims import VAIN_LOOKS, VAIN_LOOKS_PER_SECOND, Claims
+from django_dispatch.dispatcher.claims import Claims
 from django_dispatch.dispatcher.durations import Durations
 from django_dispatch.dispatcher.housekeeping import Housekeeping
+from django_dispatch.dispatcher.pace import VAIN_LOOKS, VAIN_LOOKS_PER_SECOND
 from django_dispatch.dispatcher.pool import Pool
 from django_dispatch.dispatcher.queues import Queues
 from django_dispatch.dispatcher.room import Room
@@ -98,12 +100,8 @@ def test_served_queues_are_those_that_were_named_or_all_that_come_up() -> None:
 
 # the pool
 
+SETTINGS = DispatchSettings(node="test", processes=2, async_concurrency=0, claim_limit=1)
 POOL: dict[str, Any] = {
-    "node": "test",
-    "processes": 2,
-    "async_concurrency": 0,
-    "claim_limit": 1,
-    "default_timeout_seconds": None,
     "stats": Stats(),
     **dict.fromkeys(("on_outcome", "on_progress", "on_room", "is_writing"), lambda *_: None),
 }
@@ -130,7 +128,7 @@ def test_nobody_is_born_while_the_deadline_is_past() -> None:
 
     async def main() -> None:
         board, zygote = Board.create(slots=4), Births()
-        pool = Pool(board, **POOL)
+        pool = Pool(SETTINGS, board, **POOL)
         board.raise_fence(bytes(16), now_ns() - 1)
         pool.fill(zygote)
         assert zygote.count == 0
@@ -171,7 +169,7 @@ def test_a_flood_of_wakeups_is_no_flood_of_claims(database_url: str) -> None:
         claims = Claims(
             exchanger,
             store,
-            Roomy(Board.create(slots=1), **POOL),
+            Roomy(SETTINGS, Board.create(slots=1), **POOL),
             queues=lambda: ["default"],
             max_interruptions=1,
             max_runs=None,

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from django_dispatch.dispatcher.claims import SECOND_LOOKS_SECONDS
+from django_dispatch.dispatcher.pace import SECOND_LOOKS_SECONDS
 from django_dispatch.models import Run
 from tests.kit import tasks
 from tests.kit.fixtures import Kit

@@ -1,4 +1,4 @@
-"""Runs and leases in Django's admin, in the web process. Reading never writes or locks."""
+"""Runs, leases and schedules in Django's admin, in the web process. Reading never writes or locks."""
 
 from django.apps import apps
 
@@ -8,7 +8,9 @@ if apps.is_installed("django.contrib.admin"):
 
     from django_dispatch.admin.leases import LeaseAdmin
     from django_dispatch.admin.runs import RunAdmin
-    from django_dispatch.models import Lease, Run
+    from django_dispatch.admin.schedules import ScheduleAdmin
+    from django_dispatch.models import Lease, Run, Schedule
 
     admin.site.register(Run, RunAdmin)
     admin.site.register(Lease, LeaseAdmin)
+    admin.site.register(Schedule, ScheduleAdmin)

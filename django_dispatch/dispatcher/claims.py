@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 from uuid import UUID
 
 from django.db import Error as DatabaseError
@@ -18,36 +17,20 @@ from ..messages import Outcome, Verdict, error_document
 from ..store.base import ClaimedRun, Exchange, Settlement
 from ..store.exchange import AsyncExchanger
 from .backoff import Backoff
+from .busy import LONGEST_BUSY_SECONDS, Busy, Ended
 from .executor import Flight, Token
+from .pace import Pace
 from .pool import Pool
 from .room import Room
+from .run_log import tell, tell_ended
 from .stats import Stats
 from .store_thread import StoreThread
 from .trouble import Trouble, is_unstorable, text_of
 
 LARGEST_BATCH = 500
-# Second looks after one that found work: they find what a thinned or gated wakeup did not announce.
-SECOND_LOOKS_SECONDS = (0.05, 0.25)
-# Looks that find nothing: so many at once, then so many a second. A flood of wakeups costs no flood of statements.
-VAIN_LOOKS = 20
-VAIN_LOOKS_PER_SECOND = 50.0
-
-LONG_WALK_SECONDS = 0.05
-WALKS = 3
-WALKING_SHARE = 0.2
 IDLE_SECONDS = 5.0  # so often a loop that has nothing to do says that it is well
-LONGEST_BUSY_SECONDS = 1.0  # between two tries to write an outcome whose run another transaction holds
 
 logger = logging.getLogger("django_dispatch.dispatcher")
-
-
-class Ended(NamedTuple):
-    """A flight that has landed, and the write that it waits for; ``was_busy``: another transaction held its run."""
-
-    flight: Flight
-    outcome: Outcome
-    settlement: Settlement
-    was_busy: bool = False
 
 
 class Claims:
@@ -88,22 +71,17 @@ class Claims:
         self._event = asyncio.Event()
         self._backoff = Backoff()
         self._unwritten: deque[Ended] = deque()
-        self._busy: list[Ended] = []
-        self._busy_retry: asyncio.TimerHandle | None = None
-        self._busy_backoff = Backoff(first_seconds=0.05, longest_seconds=LONGEST_BUSY_SECONDS)
+        self._busy = Busy(self._retry)
         self._resent: set[Token] = set()
-        self._no_picking_before = 0.0
-        self._walks: deque[float] = deque(maxlen=WALKS)
-        self._no_look_before = 0.0
-        self._second_looks: list[asyncio.TimerHandle] = []
+        self._pace = Pace(look=self.look, wake=self._event.set)
         self._should_look = False
         self._must_reconcile = False
         self._is_asking = False
         self._undelivered: list[ClaimedRun] = []
+        self._undelivered_asked_at = 0.0
         self.lease_id: UUID | None = None
         self._lease = b""
         self.is_claiming = False
-        self.claimed_total = 0
 
     # what wakes the loop
 
@@ -124,7 +102,7 @@ class Claims:
     def on_outcome(self, flight: Flight, outcome: Outcome, progress: str | None) -> None:
         """Write what a run has come to, and its last progress; what belongs to a lost lease does not count."""
         if flight.lease != self._lease:
-            logger.warning("Run %s (%s): its lease was lost; the outcome is dropped.", flight.run.id, flight.run.task)
+            tell(logging.WARNING, flight.run, "its lease was lost; the outcome is dropped.")
             self._stats.outcomes_dropped += 1
             return
         facts = self._pool.facts.get(flight.run.task)
@@ -177,6 +155,11 @@ class Claims:
                 self._event.set()
 
     @property
+    def claimed_total(self) -> int:
+        """How many runs were claimed so far."""
+        return self._stats.runs_claimed
+
+    @property
     def is_under_way(self) -> bool:
         """Whether a statement is out, or its runs are on their way to the pool."""
         return self._is_asking or bool(self._undelivered)
@@ -201,7 +184,7 @@ class Claims:
         room = self._room()
         limit = room.limit
         batch = [self._unwritten.popleft() for _ in range(min(len(self._unwritten), LARGEST_BATCH))]
-        if not batch and not (limit and self._should_look and self._loop.time() >= self._no_look_before):
+        if not batch and not (limit and self._should_look and self._pace.may_look()):
             return False
         if limit:
             self._should_look = False
@@ -218,60 +201,39 @@ class Claims:
         finally:
             self._is_asking = False
         self._trouble.succeeded("claims")
+        self._stats.claim_seconds.observe(self._loop.time() - began)
+        if limit:
+            self._stats.claim_runs.observe(len(exchange.claimed))
         self._note_answers(batch, exchange)
         if self.lease_id == lease_id:
-            self._take(exchange, limit, lease_id)
+            self._take(exchange, limit, lease_id, began)
             found_nothing = limit > 0 and not exchange.claimed
             if found_nothing and not batch:
-                self._pace_looks()
+                self._pace.found_nothing()
             if room.excluded and len(exchange.claimed) < limit:
-                self._spare_the_database(began)
+                self._pace.picked(began)
             is_over = found_nothing or self.has_claimed_enough()
             if is_over and not (room.is_partial or self._unwritten or self._undelivered):
                 self._on_quiet()
         return bool(self._unwritten or self._should_look)
 
     def _note_answers(self, batch: Sequence[Ended], exchange: Exchange) -> None:
-        if exchange.busy:
-            batch = self._put_off(batch, set(exchange.busy))
-        elif not self._busy:
-            self._busy_backoff.reset()
+        batch = self._busy.sort_out(batch, exchange.busy)
         self._note_written(batch, exchange)
         if any(ended.settlement.delay_seconds is not None for ended in batch):
             self._on_scheduled()
         self._on_freed([ended.flight.run for ended in batch])
-
-    def _pace_looks(self) -> None:
-        """After a look in vain: the next one has to wait if there were too many lately."""
-        now = self._loop.time()
-        # Each puts it off by its share of a second; a quiet time is worth so many at once.
-        self._no_look_before = max(self._no_look_before, now - VAIN_LOOKS / VAIN_LOOKS_PER_SECOND)
-        self._no_look_before += 1 / VAIN_LOOKS_PER_SECOND
-        if self._no_look_before > now:
-            self._loop.call_at(self._no_look_before, self._event.set)
 
     def _room(self) -> Room:
         if not self.is_claiming:
             return Room(0)
         room = self._pool.room()
         room = room._replace(limit=max(0, room.limit - len(self._undelivered)))
-        if room.excluded and self._loop.time() < self._no_picking_before:
+        if room.excluded and not self._pace.may_pick():
             return Room(0)
         if self._max_runs is not None:
             room = room._replace(limit=min(room.limit, self._max_runs - self.claimed_total))
         return room
-
-    def _spare_the_database(self, began: float) -> None:
-        """Picking one lane's runs from among the other's walks the backlog; walks that prove long are not all we do.
-
-        One slow answer proves nothing: a commit, or the machine, may have been slow.
-        """
-        now = self._loop.time()
-        self._walks.append(now - began)
-        shortest = min(self._walks)
-        if len(self._walks) == WALKS and shortest > LONG_WALK_SECONDS:
-            self._no_picking_before = now + shortest / WALKING_SHARE
-            self._loop.call_at(self._no_picking_before, self.look)
 
     async def _exchange(self, lease_id: UUID, batch: Sequence[Ended], limit: int, excluded: Sequence[str]) -> Exchange:
         try:
@@ -302,53 +264,37 @@ class Claims:
         refused = [run_id for half in halves for run_id in half.refused]
         return Exchange((), refused, [run_id for half in halves for run_id in half.busy])
 
-    def _take(self, exchange: Exchange, limit: int, lease_id: UUID) -> None:
-        self.claimed_total += len(exchange.claimed)
-        self._stats.runs_claimed = self.claimed_total
-        self._undelivered = list(exchange.claimed)
+    def _take(self, exchange: Exchange, limit: int, lease_id: UUID, asked_at: float) -> None:
+        self._stats.runs_claimed += len(exchange.claimed)
+        self._undelivered, self._undelivered_asked_at = list(exchange.claimed), asked_at
         if limit and len(exchange.claimed) == limit:
             # There is more: executors are given theirs when the next statement is out, while the database works.
             self._should_look = True
             self._loop.call_soon(self._deliver, lease_id)
         elif exchange.claimed:
             self._deliver(lease_id)
-            self._plan_second_looks()
+            self._pace.found_all()
 
     def _deliver(self, lease_id: UUID) -> None:
         runs, self._undelivered = self._undelivered, []
         if self.lease_id == lease_id:
-            self._pool.take(runs, lease_id)
+            self._pool.take(runs, lease_id, self._undelivered_asked_at)
         if self._should_look:
             self._event.set()  # there may be room that these were thought to need
 
-    def _plan_second_looks(self) -> None:
-        for handle in self._second_looks:
-            handle.cancel()
-        self._second_looks = [self._loop.call_later(seconds, self.look) for seconds in SECOND_LOOKS_SECONDS]
-
-    def _put_off(self, batch: Sequence[Ended], busy: set[int]) -> list[Ended]:
-        """Keep the outcomes of runs that another transaction holds, to send them again soon; return the others."""
-        for ended in batch:
-            run = ended.flight.run
-            if run.id in busy:
-                if not ended.was_busy:
-                    logger.warning("Run %s (%s): a transaction holds its row; its outcome waits.", run.id, run.task)
-                self._busy.append(ended._replace(was_busy=True))
-        if self._busy_retry is None:
-            self._busy_retry = self._loop.call_later(self._busy_backoff.next_seconds(), self._retry_busy)
-        return [ended for ended in batch if ended.flight.run.id not in busy]
-
-    def _retry_busy(self) -> None:
-        busy, self._busy, self._busy_retry = self._busy, [], None
+    def _retry(self, ended: Sequence[Ended]) -> None:
+        """Send outcomes again whose runs another transaction held."""
         if self.lease_id is not None:
-            self._unwritten.extend(busy)
+            self._unwritten.extend(ended)
         self._event.set()
 
     def _note_written(self, batch: Sequence[Ended], exchange: Exchange) -> None:
-        refused = set(exchange.refused)
+        # What a body has committed itself is not to be written again.
+        refused = set(exchange.refused) - {e.settlement.run_id for e in batch if e.outcome.verdict is Verdict.COMMITTED}
         for ended in batch:
             if ended.settlement.run_id not in refused:
-                self._stats.count_finished(ended.flight.run, ended.settlement.status)
+                is_known = ended.outcome.verdict is not Verdict.UNKNOWN_TASK
+                self._stats.count_finished(ended.flight.run, ended.settlement.status, is_known=is_known)
         if not refused and not self._resent and not logger.isEnabledFor(logging.INFO):
             batch = [ended for ended in batch if ended.settlement.error is not None]
         for ended in batch:
@@ -356,11 +302,11 @@ class Claims:
             was_resent = ended.flight.token in self._resent
             self._resent.discard(ended.flight.token)
             if run.id not in refused:
-                _log(ended)
+                tell_ended(run, ended.outcome, ended.settlement)
             elif was_resent:
-                logger.info("Run %s (%s): its outcome was written before the connection broke.", run.id, run.task)
+                tell(logging.INFO, run, "its outcome was written before the connection broke.")
             else:
-                logger.warning("Run %s (%s): lease lost; its outcome is dropped.", run.id, run.task)
+                tell(logging.WARNING, run, "lease lost; its outcome is dropped.")
                 self._stats.outcomes_dropped += 1
 
     async def _reconcile(self, lease_id: UUID) -> None:
@@ -370,7 +316,8 @@ class Claims:
         # All at one moment: what lands while a release is written is ours all the same.
         unknown = sorted(token for token in held if token not in ours and not self._pool.knows(token))
         for run_id, epoch in unknown:
-            logger.warning("Run %s was claimed, but the answer was lost; it is released.", run_id)
+            text = "Run %s was claimed, but the answer was lost; it is released."
+            logger.warning(text, run_id, extra={"run_id": run_id})
             release = Settlement(run_id, epoch, "READY", was_started=False)
             exchange = await self._exchanger.exchange(lease_id, [release], queues=(), limit=0)
             if exchange.busy:
@@ -380,23 +327,3 @@ class Claims:
                 logger.error("Executor %s runs what is not ours any more; it is killed.", executor.pid)
                 self._pool.kill(executor, "its run is not ours any more")
         self._must_reconcile = False
-
-
-def _log(ended: Ended) -> None:
-    """One line a transition: INFO when all is well, WARNING when somebody may want to know."""
-    run, outcome, settlement = ended.flight.run, ended.outcome, ended.settlement
-    if settlement.status == "FAILED" or settlement.has_failed or settlement.was_interrupted:
-        level = logging.WARNING
-    else:
-        level = logging.DEBUG if outcome.verdict is Verdict.UNSTARTED else logging.INFO
-    if logger.isEnabledFor(level):
-        logger.log(
-            level,
-            "Run %s %s %s: %s after %.3f s (attempt %s).",
-            run.id,
-            run.task,
-            settlement.status,
-            outcome.verdict.name.lower().replace("_", " "),
-            outcome.duration_seconds,
-            run.attempt,
-        )

@@ -28,6 +28,8 @@ JITTER = 0.2
 PRUNE_SECONDS = 60.0
 PRUNE_LIMIT = 5000
 PROMOTE_LIMIT = 1000
+EXPIRE_LIMIT = 1000
+EXPIRE_SECONDS = 10.0  # nothing depends on it but how soon one sees that a run will not be started
 NEIGHBOUR_SECONDS = 0.5  # look whether they live
 LEARN_SECONDS = 1.0  # and who they are, if no wakeup tells
 RECLAIM_GRACE_SECONDS = 2.0
@@ -69,7 +71,7 @@ class Housekeeping:
         self.admission = Admission(
             store,
             queue_limits,
-            announce=self._announce,
+            announce=self.announce,
             sweep_pause=poll_pause,
             hurry=self._hurries["admit"].set,
         )
@@ -114,6 +116,7 @@ class Housekeeping:
             "reclaim": (self._ttl_seconds / 2, self.reclaim),
             "neighbours": (NEIGHBOUR_SECONDS, self.look_at_neighbours),
             "promote": (0.0, self.promote),
+            "expire": (EXPIRE_SECONDS, self.expire),
             "admit": (0.0, self.admission.step),
             "prune": (PRUNE_SECONDS, self.prune),
         }
@@ -131,14 +134,20 @@ class Housekeeping:
         )
         self.lost_leases.difference_update(dead_leases)
         for run in reclaimed:
+            self._stats.count_reclaimed(run.queue, run.status)
             logger.warning(
-                "Run %s (%s) is reclaimed from lease %s: %s.", run.run_id, run.task, run.lease_id, run.status
+                "Run %s (%s) is reclaimed from lease %s: %s.",
+                run.run_id,
+                run.task,
+                run.lease_id,
+                run.status,
+                extra=run.log_fields | {"status": run.status},
             )
         self.learn_neighbours()  # whom no wakeup announced
         self.promote_soon()
         if reclaimed:
             self.admission.sweep_soon()
-        await self._announce([run.queue for run in reclaimed if run.status == "READY"])
+        await self.announce([run.queue for run in reclaimed if run.status == "READY"])
 
     def learn_neighbours(self) -> None:
         """Ask with the next look who has a lease on this host: somebody may be new there, and dead already."""
@@ -164,7 +173,7 @@ class Housekeeping:
         )
         if keys:
             self.admission.admit_soon(keys)
-        await self._announce(queues)
+        await self.announce(queues)
         if queues or keys:
             return 0.0
         return self._poll_pause() if next_seconds is None else max(0.01, min(next_seconds, self._poll_pause()))
@@ -172,6 +181,15 @@ class Housekeeping:
     def promote_soon(self) -> None:
         """There is a run that may be due before the one that was next."""
         self._hurries["promote"].set()
+
+    async def expire(self) -> float:
+        """Cancel what was not started in time; return in how many seconds to look again."""
+        expired, next_seconds = await self._store.call(self._store.store.expire, limit=EXPIRE_LIMIT)
+        if expired:
+            logger.info("Runs that were not started before they expired: %s, CANCELLED.", expired)
+        if expired == EXPIRE_LIMIT:
+            return 0.0
+        return EXPIRE_SECONDS if next_seconds is None else max(0.1, min(next_seconds, EXPIRE_SECONDS))
 
     async def prune(self) -> None:
         """Delete final runs past their retention, in batches, with a breath in between."""
@@ -185,7 +203,15 @@ class Housekeeping:
                 await asyncio.sleep(0.05)
         await self._store.call(self._store.store.prune_buckets)
 
-    async def _announce(self, queues: Sequence[str]) -> None:
+    def schedules_soon(self) -> None:
+        """There is a schedule that may be due before the one that was next."""
+        self._hurries["schedules"].set()
+
+    def declare_soon(self) -> None:
+        """The code may have other schedules than it had."""
+        self._hurries["declarations"].set()
+
+    async def announce(self, queues: Sequence[str]) -> None:
         """Wake ourselves, and the others too: there may be more than we have room for."""
         names = sorted(set(queues))
         if names:

@@ -1,5 +1,6 @@
 """When to look at the table for READY runs: at wakeups, at polls, and after each LISTEN. On the dispatcher's loop."""
 
+import time
 from collections.abc import Callable, Sequence
 
 from django.db import Error as DatabaseError
@@ -11,7 +12,10 @@ from .queues import Queues
 from .store_thread import StoreThread
 from .trouble import Trouble
 
-LISTENING_FACTOR = 3  # so many times longer is the pause between polls while the listening connection is proved good
+# So many times longer is the pause between polls while the listening connection is proved good, and after a while in
+# which no wakeup came: where one came, another may have been lost.
+LISTENING_FACTOR = 5
+QUIET_SECONDS = 10.0
 
 
 class Looks:
@@ -37,9 +41,11 @@ class Looks:
         self._is_burst = is_burst
         self._may_claim = may_claim
         self._is_listening = is_listening
+        self._woken_at = 0.0
 
     def on_ready(self, names: Sequence[str]) -> None:
         """These queues have READY runs now."""
+        self._woken_at = time.monotonic()
         if self._queues.add(names):
             self._claims.look()
 
@@ -57,7 +63,8 @@ class Looks:
 
     def pause(self) -> float:
         """Return for how many seconds the table need not be looked at if no wakeup comes."""
-        return jittered(self._poll_seconds * (LISTENING_FACTOR if self._is_listening() else 1))
+        is_quiet = time.monotonic() - self._woken_at > QUIET_SECONDS
+        return jittered(self._poll_seconds * (LISTENING_FACTOR if is_quiet and self._is_listening() else 1))
 
     async def look_afresh(self) -> None:
         """After LISTEN, look once for what was missed before, in queues yet unknown too; the next poll may be far."""

@@ -22,10 +22,12 @@ class ProgressNotes:
         self._store = store
         self._lease_id = lease_id
         self._notes: dict[Token, str] = {}
+        self._noted = asyncio.Event()
 
     def note(self, token: Token, text: str) -> None:
         """Keep a progress, a JSON text, in the place of an older one."""
         self._notes[token] = text
+        self._noted.set()
 
     def take(self, token: Token) -> str | None:
         """Return what is not stored yet of a run that has ended, and forget it."""
@@ -34,7 +36,9 @@ class ProgressNotes:
     async def run(self) -> None:
         """Store what there is, for ever."""
         while True:
+            await self._noted.wait()
             await asyncio.sleep(PERIOD_SECONDS)
+            self._noted.clear()
             lease_id, notes = self._lease_id(), self._notes
             if notes and lease_id is not None:
                 self._notes = {}

@@ -26,10 +26,13 @@ from ..wakeups.base import Wakeup
 from ..wakeups.pg_notify import Listener
 from . import process
 from .answering import Answering
+from .backlogs import Backlogs
 from .children import Children
 from .claims import Claims
 from .executor import Flight
+from .health import Health
 from .housekeeping import Housekeeping
+from .http import HttpServer
 from .lease import LeaseKeeper
 from .listening import open_listener
 from .looks import Looks
@@ -37,6 +40,9 @@ from .own_tasks import OwnTasks
 from .pool import Pool
 from .progress import ProgressNotes
 from .queues import Queues
+from .scheduler import Scheduler
+from .scrapes import PATH, Scrapes
+from .service_manager import ServiceManager
 from .sessions import Sessions
 from .shutdown import drain, surrender
 from .stacks import Stacks
@@ -65,7 +71,7 @@ class Dispatcher:
         self.settings = settings
         self.mode = mode
         self._loop = asyncio.get_running_loop()
-        self._tasks = OwnTasks(self._on_task_failed)
+        self._tasks = OwnTasks(lambda: self.end("internal error"))
         self._ending = asyncio.Event()
         self._hurry = asyncio.Event()
         self._is_ending = False
@@ -92,23 +98,25 @@ class Dispatcher:
             ready_timeout_seconds=settings.executor_ready_timeout_seconds,
         )
         self.housekeeping = self._make_housekeeping()
+        self.scheduler = self._make_scheduler()
         self.stacks = Stacks(self.pool)
         self.answering = Answering(self, self.sessions.line)
         self.pool.on_aside = self.answering.on_aside
         self.listener = self._make_listener()
+        self.backlogs = Backlogs(self.store, self._tasks.soon)
+        self.health = Health(self)
+        self.service_manager = ServiceManager(self.health)
+        self.http = HttpServer(settings.metrics_host, settings.metrics_port)
+        self.http.routes |= {PATH: Scrapes(self).answer, **self.health.routes()}
 
     # the parts
 
     def _make_pool(self) -> Pool:
         return Pool(
+            self.settings,
             self.board,
-            node=self.settings.node,
-            processes=self.settings.processes,
-            async_concurrency=self.settings.async_concurrency,
-            claim_limit=self.settings.claim_limit,
-            default_timeout_seconds=self.settings.default_timeout_seconds,
             on_outcome=self._on_outcome,
-            on_progress=self._on_progress,
+            on_progress=lambda flight, text: self.progress.note(flight.token, text),
             on_room=self._on_room,
             is_writing=lambda: self.claims.is_under_way,
             stats=self.stats,
@@ -122,6 +130,7 @@ class Dispatcher:
             verbosity=self.mode.verbosity,
             soon=self._tasks.soon,
             may_fill=lambda: self.claims.lease_id is not None,
+            on_known=self._on_known,
         )
 
     def _make_claims(self) -> Claims:
@@ -190,6 +199,16 @@ class Dispatcher:
             stats=self.stats,
         )
 
+    def _make_scheduler(self) -> Scheduler:
+        return Scheduler(
+            self.store,
+            facts=lambda: self.pool.facts,
+            queues=self.settings.queues,
+            node=self.settings.node,
+            announce=self.housekeeping.announce,
+            poll_pause=self.looks.pause,
+        )
+
     def _make_listener(self) -> Listener | None:
         if "pg_notify" not in self.settings.wakeups:
             return None
@@ -219,10 +238,14 @@ class Dispatcher:
         self._tasks.own("watch", self.watch.run())
         self._tasks.own("progress", self.progress.run())
         self._tasks.own("messages", self.answering.submissions.run())
-        for name, (seconds, step) in (self._own_steps() | self.housekeeping.steps()).items():
+        steps = self._own_steps() | self.housekeeping.steps() | self.scheduler.steps()
+        for name, (seconds, step) in steps.items():
             self._tasks.own(name, self.housekeeping.repeat(name, seconds, step))
         if self.listener is not None:
             self._tasks.own("listener", self.listener.run())
+        if self.settings.metrics_port:
+            self._tasks.own("http", self.http.run())
+        self._tasks.own("service manager", self.service_manager.run())
         await self._ending.wait()
         return await self._end()
 
@@ -265,9 +288,6 @@ class Dispatcher:
             logger.warning("Hurrying (%s): runs are stopped and handed back now.", why)
             self._hurry.set()
 
-    def _on_task_failed(self) -> None:
-        self.end("internal error")
-
     def _from_thread(self, callback: Any, lease_id: UUID) -> None:
         self._loop.call_soon_threadsafe(callback, lease_id)
 
@@ -300,17 +320,23 @@ class Dispatcher:
         self._tasks.own("look afresh", self.looks.look_afresh())
 
     def _on_wakeup(self, wakeup: Wakeup) -> None:
-        self.stats.wakeups_received += 1
+        self.stats.wakeups_received["pg_notify", wakeup.kind] += 1
         if wakeup.kind == "ready":
             self.looks.on_ready([wakeup.value])
         elif wakeup.kind == "scheduled":
             self._on_scheduled()
         elif wakeup.kind == "blocked":
             self.housekeeping.admission.admit_soon([wakeup.value])
+        elif wakeup.kind == "schedule":
+            self.housekeeping.schedules_soon()
         elif wakeup.kind == "cancel" and wakeup.value == str(self.claims.lease_id):
             self._tasks.soon("cancel", self._look_for_cancellations())
         elif wakeup.kind == "lease" and wakeup.value == process.host_name():
             self.housekeeping.learn_neighbours()
+
+    def _on_known(self) -> None:
+        self.housekeeping.declare_soon()
+        self.housekeeping.schedules_soon()
 
     def _on_scheduled(self) -> None:
         self.housekeeping.promote_soon()
@@ -357,9 +383,6 @@ class Dispatcher:
     def _on_room(self) -> None:
         self.claims.on_room()
 
-    def _on_progress(self, flight: Flight, text: str) -> None:
-        self.progress.note(flight.token, text)
-
     # the end
 
     def _on_quiet(self) -> None:
@@ -373,12 +396,15 @@ class Dispatcher:
 
     async def _end_burst(self) -> None:
         await self.housekeeping.promote()
+        await self.housekeeping.expire()
+        await self.scheduler.fire()
         await self.housekeeping.admission.settle()
         is_empty = self.claims.is_idle() and not self.pool.flights() and not self.pool.waiting
         if is_empty and not self._is_ending:
             self.end("nothing is due")
 
     async def _end(self) -> int:
+        self.service_manager.say_stopping()
         self.keeper.drain()
         await drain(
             self.pool,

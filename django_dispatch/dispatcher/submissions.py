@@ -67,6 +67,7 @@ def message_run(document: Mapping[str, Any], facts: Mapping[str, TaskFacts], que
         uuid=uuid,
         is_limited=is_limited(queue),
         **keys._asdict(),
+        expires_seconds=known.expires_seconds,
     )
 
 
@@ -160,6 +161,9 @@ class Submissions:
             return [run for message in messages for run in await self.record([message])]
         new = [run for run in received if run.is_new]
         self._stats.runs_received += len(new)
+        tasks = {message.uuid: message.task for message in messages}
+        for run in new:
+            self._stats.count_enqueued(tasks[run.uuid], run.queue, 1)
         if queues := sorted({run.queue for run in new if run.status == "READY"}):
             self._on_ready(queues)
         if payloads := sorted({payload for run in new if (payload := _payload(run))}):

@@ -1,9 +1,10 @@
 """The watch over executors: timeouts, stops that are not obeyed, runs stuck behind others, loops that do not turn.
 
-On the dispatcher's loop, every 50 milliseconds while there is something to watch.
+On the dispatcher's loop, every 50 milliseconds while there is something to watch, else once a second.
 """
 
 import asyncio
+import contextlib
 import logging
 
 from ..executors.fence import Board, now_ns
@@ -12,6 +13,7 @@ from .executor import Executor, Flight
 from .pool import Pool
 
 TICK_SECONDS = 0.05
+IDLE_TICK_SECONDS = 1.0
 STUCK_SECONDS = 0.03  # a run that takes longer does not keep others waiting behind it
 WAIT_SECONDS = 0.2  # then a claimed run that found no executor is given back,
 LONGEST_WAIT_SECONDS = 1.0  # or then, where short runs go by
@@ -36,8 +38,13 @@ class Watch:
         """Tick for ever."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(TICK_SECONDS)
+            self._pool.stirred.clear()
             self.tick(loop.time())
+            with contextlib.suppress(TimeoutError):
+                if self._pool.is_quiet():
+                    async with asyncio.timeout(IDLE_TICK_SECONDS):
+                        await self._pool.stirred.wait()
+            await asyncio.sleep(TICK_SECONDS)
 
     def tick(self, now: float) -> None:
         """Do what is due at ``now``, by the loop's clock."""
@@ -74,6 +81,7 @@ class Watch:
                 flight.run.task,
                 self.grace_seconds,
                 executor.pid,
+                extra=flight.run.log_fields,
             )
             self._pool.kill(executor, f"to stop run {flight.run.id}")
 

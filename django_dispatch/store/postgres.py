@@ -5,9 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Unpack
 from uuid import UUID
 
+from . import postgres_schedules as schedules
 from . import statements
 from .base import (
     Admitted,
+    Backlog,
     CancelledRun,
     Exchange,
     Filter,
@@ -24,6 +26,7 @@ from .base import (
 from .exchange import AsyncExchanger, exchange_params, read_exchange, statement_for
 from .postgres_enqueue import CANCEL, document
 from .postgres_unique import GIVE_WAY
+from .schedule_rows import Declaration, DueSchedule, Fired, Firing, ScheduleState, StartRun
 from .session import AsyncSession, Session, Terms
 
 
@@ -49,9 +52,10 @@ class PostgresStore(Store):
             },
         )
 
-    def renew(self, lease_id: UUID, *, ttl_seconds: float, is_draining: bool) -> bool:
+    def renew(self, lease_id: UUID, *, ttl_seconds: float, is_draining: bool, slots: int | None = None) -> bool:
         state = "DRAINING" if is_draining else "ACTIVE"
-        cursor = self.session.execute(statements.RENEW, {"id": lease_id, "ttl": ttl_seconds, "state": state})
+        params = {"id": lease_id, "ttl": ttl_seconds, "state": state, "slots": slots}
+        cursor = self.session.execute(statements.RENEW, params)
         return cursor.rowcount == 1
 
     def surrender(self, lease_id: UUID) -> bool:
@@ -90,9 +94,7 @@ class PostgresStore(Store):
             "dead": list(dead_leases),
             "why": why,
         }
-        of_leases = self.session.execute(statements.RECLAIM, params).fetchall()
-        orphans = self.session.execute(statements.RECLAIM_ORPHANS, params).fetchall()
-        return [Reclaimed(*row) for row in of_leases + orphans]
+        return [Reclaimed(*row) for row in self.session.execute(statements.RECLAIM, params)]
 
     def promote(self, *, limit: int, limited_queues: Sequence[str] = ()) -> Promoted:
         params = {"limit": limit, "limited_queues": list(limited_queues)}
@@ -115,6 +117,10 @@ class PostgresStore(Store):
     def prune_buckets(self) -> None:
         self.session.execute(statements.PRUNE_BUCKETS)
 
+    def expire(self, *, limit: int) -> tuple[int, float | None]:
+        expired, next_seconds = self.session.execute(statements.EXPIRE, {"limit": limit}).fetchall()[0]
+        return expired, next_seconds
+
     def prune(self, *, status: str, age_seconds: float, limit: int) -> int:
         params = {"status": status, "age": age_seconds, "limit": limit}
         return self.session.execute(statements.PRUNE, params).rowcount
@@ -122,10 +128,37 @@ class PostgresStore(Store):
     def ready_queues(self) -> Sequence[str]:
         return [row[0] for row in self.session.execute(statements.READY_QUEUES)]
 
+    def backlogs(self) -> Sequence[Backlog]:
+        return [Backlog(*row) for row in self.session.execute(statements.BACKLOGS)]
+
+    def live_leases(self) -> Mapping[str, int]:
+        return {row[0]: row[1] for row in self.session.execute(statements.LIVE_LEASES)}
+
     def neighbours(self, *, host: str, besides: UUID | None) -> Sequence[Neighbour]:
         return [
             Neighbour(*row) for row in self.session.execute(statements.NEIGHBOURS, {"host": host, "besides": besides})
         ]
+
+    def due_schedules(self, tasks: Sequence[str], *, limit: int) -> tuple[Sequence[DueSchedule], float | None]:
+        return schedules.due(self.session, tasks, limit)
+
+    def fire(self, firings: Sequence[Firing]) -> Sequence[Fired]:
+        return schedules.fire(self.session, firings)
+
+    def declare(self, declarations: Sequence[Declaration]) -> Mapping[str, str]:
+        return schedules.declare(self.session, declarations)
+
+    def keep_declared(self, names: Sequence[str]) -> None:
+        schedules.keep_declared(self.session, names)
+
+    def flag_unknown(self, tasks: Sequence[str], problem: str) -> Sequence[tuple[str, str]]:
+        return schedules.flag_unknown(self.session, tasks, problem)
+
+    def schedule_states(self, *, limit: int) -> Sequence[ScheduleState]:
+        return schedules.states(self.session, limit)
+
+    def enqueue_at_start(self, runs: Sequence[StartRun]) -> None:
+        schedules.start(self.session, runs)
 
     def notify(self, payloads: Sequence[str]) -> None:
         self.session.execute(statements.NOTIFY, {"payloads": list(payloads)})

@@ -21,6 +21,7 @@ OPTIONS = (
     *("queue", "priority", "run_after", "delay_seconds", "max_attempts", "timeout_seconds", "on_lost"),
     *("uuid", "unique_key", "unique_seconds", "on_duplicate"),
     *("concurrency_key", "concurrency_limit", "rate_amount", "rate_seconds", "is_limited"),
+    *("expires_at", "expires_seconds"),
 )
 CHUNK_RUNS = 1000
 # A jsonb document holds at most 256 MB; long before that, a statement this large is no faster than two.
@@ -76,21 +77,24 @@ new AS (
     task text, queue text, priority smallint, args jsonb, kwargs jsonb, run_after timestamptz,
     delay_seconds double precision, max_attempts smallint, timeout_seconds double precision, on_lost text, meta jsonb,
     uuid text, unique_key text, unique_seconds double precision, on_duplicate text, concurrency_key text,
-    concurrency_limit int, rate_amount int, rate_seconds double precision, is_limited boolean
+    concurrency_limit int, rate_amount int, rate_seconds double precision, is_limited boolean,
+    expires_at timestamptz, expires_seconds double precision
   )) WITH ORDINALITY AS r (
     task, queue, priority, args, kwargs, run_after, delay_seconds, max_attempts, timeout_seconds, on_lost, meta,
     uuid, unique_key, unique_seconds, on_duplicate, concurrency_key, concurrency_limit, rate_amount, rate_seconds,
-    is_limited, place
+    is_limited, expires_at, expires_seconds, place
   ), LATERAL (SELECT COALESCE(r.run_after, clock.now + make_interval(secs => r.delay_seconds)) AS due) d
 ), recorded AS (
   INSERT INTO django_dispatch_run (
     task, queue, priority, args, kwargs, max_attempts, timeout, on_lost, meta, source, enqueued_at, status, run_after,
-    uuid, unique_key, unique_until, on_duplicate, concurrency_key, concurrency_limit, rate_amount, rate_seconds)
+    uuid, unique_key, unique_until, on_duplicate, concurrency_key, concurrency_limit, rate_amount, rate_seconds,
+    expires_at)
   SELECT task, queue, priority, args, COALESCE(kwargs, '{}'), max_attempts, make_interval(secs => timeout_seconds),
     on_lost, COALESCE(meta, '{}'), 'app', now,
     CASE WHEN later IS NOT NULL THEN 'SCHEDULED' WHEN is_limited THEN 'BLOCKED' ELSE 'READY' END, later,
     uuid, unique_key, now + make_interval(secs => unique_seconds), COALESCE(on_duplicate, 'parallel'),
-    concurrency_key, concurrency_limit, rate_amount, rate_seconds
+    concurrency_key, concurrency_limit, rate_amount, rate_seconds,
+    COALESCE(expires_at, now + make_interval(secs => expires_seconds))
   FROM new ORDER BY place
   RETURNING id, status, run_after, unique_key, uuid
 )
@@ -146,7 +150,7 @@ class Recorded(NamedTuple):
 
 def enqueue(using: str, new: NewRun) -> Recorded:
     """Insert one run: READY, SCHEDULED if it is due later, or BLOCKED if it has a limit to pass."""
-    if new.run_after is not None or new.delay_seconds is not None:
+    if new.has_moments:
         return _insert_chunk(using, document(new))[0]
     values = _values(new)
     with connections[using].cursor() as cursor:

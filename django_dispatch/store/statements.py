@@ -6,6 +6,8 @@ a partial index can be used by a prepared statement. Time is ``clock_timestamp()
 began.
 """
 
+from .base import BACKLOG_LIMIT
+
 RUN = "django_dispatch_run"
 LEASE = "django_dispatch_lease"
 
@@ -23,7 +25,8 @@ SELECT pg_notify('django_dispatch', 'lease:' || host) FROM acquired
 
 RENEW = f"""
 UPDATE {LEASE}
-SET expires_at = clock_timestamp() + %(ttl)s * interval '1 second', renewed_at = clock_timestamp(), state = %(state)s
+SET expires_at = clock_timestamp() + %(ttl)s * interval '1 second', renewed_at = clock_timestamp(), state = %(state)s,
+  slots = coalesce(%(slots)s::int, slots)
 WHERE id = %(id)s AND expires_at > clock_timestamp()
 """
 
@@ -37,6 +40,14 @@ _OURS = "r.id = s.id AND r.epoch = s.epoch AND r.lease_id IS NOT DISTINCT FROM %
 # An acknowledged cancel wins over another attempt; a body that ended with a verdict of its own wins over the cancel.
 _WORD = """CASE WHEN r.cancel_requested_at IS NOT NULL AND s.status IN ('READY', 'SCHEDULED')
              THEN 'CANCELLED' ELSE s.status END"""
+
+# What is kept of a run's errors when one more comes: the first, and as many of the newest as a row can well hold.
+_KEPT = """CASE WHEN jsonb_typeof(r.errors) <> 'array' THEN jsonb_build_array(r.errors)
+             WHEN pg_column_size(r.errors) > 250000 THEN jsonb_build_array(r.errors -> 0, r.errors -> -1)
+             WHEN jsonb_array_length(r.errors) >= 100 THEN r.errors - 1 ELSE r.errors END"""
+
+# Whether a run may still be started: what was started once does not expire.
+_IN_TIME = "(expires_at IS NULL OR attempt > 0 OR expires_at > clock_timestamp())"
 
 # Whether a run that has ended keeps its key.
 _IS_UNIQUE_STILL = "r.unique_until > clock_timestamp()"
@@ -64,7 +75,7 @@ live AS MATERIALIZED (
   SELECT p.id FROM live, unnest(%(queues)s::text[]) WITH ORDINALITY AS q(name, place)
   CROSS JOIN LATERAL (
     SELECT id FROM {RUN}
-    WHERE status = 'READY' AND queue = q.name AND task <> ALL(%(excluded)s::text[])
+    WHERE status = 'READY' AND queue = q.name AND task <> ALL(%(excluded)s::text[]) AND {_IN_TIME}
     ORDER BY priority DESC, id LIMIT 10000 FOR NO KEY UPDATE SKIP LOCKED) AS p
   LIMIT %(limit)s
 )"""
@@ -73,7 +84,7 @@ live AS MATERIALIZED (
 # The key of a run of which one may wait is free when it waits no more.
 _CLAIMING = f"""
   UPDATE {RUN} AS r
-  SET status = 'RUNNING', lease_id = %(lease)s, epoch = r.epoch + 1, attempt = r.attempt + 1,
+  SET status = 'RUNNING', lease_id = %(lease)s, epoch = r.epoch + 1, attempt = least(r.attempt + 1, 32767),
       started_at = clock_timestamp(),
       unique_key = CASE WHEN r.unique_key IS NOT NULL AND r.on_duplicate NOT IN ('queue_one', 'replace')
                    THEN r.unique_key END,
@@ -81,6 +92,8 @@ _CLAIMING = f"""
   FROM picked WHERE r.id = picked.id
   RETURNING r.id, r.epoch, r.task, r.queue, r.priority, r.attempt, r.failures, r.interruptions, r.max_attempts,
             extract(epoch FROM r.timeout)::float8, r.on_lost, r.args::text, r.kwargs::text, r.uuid,
+            extract(epoch FROM clock_timestamp() - coalesce(r.ready_at, r.enqueued_at))::float8,
+            extract(epoch FROM r.scheduled_for)::float8,
             r.concurrency_key
 """
 
@@ -91,7 +104,7 @@ EXCHANGE = f"""
 WITH settled AS MATERIALIZED (
   SELECT * FROM jsonb_to_recordset(%(settlements)s::jsonb) AS s(
     id bigint, epoch int, status text, result jsonb, error jsonb, progress jsonb, delay float8,
-    failed smallint, interrupted smallint, started smallint)
+    failed smallint, interrupted smallint, started smallint, queue text, priority smallint)
 ), free AS MATERIALIZED (
   SELECT s.* FROM settled AS s JOIN {RUN} AS r ON {_OURS} FOR NO KEY UPDATE OF r SKIP LOCKED
 ), finished AS (
@@ -102,8 +115,10 @@ WITH settled AS MATERIALIZED (
       failures = r.failures + coalesce(s.failed, 0),
       interruptions = r.interruptions + coalesce(s.interrupted, 0),
       errors = CASE WHEN s.error IS NULL THEN r.errors
-               ELSE r.errors || (s.error || jsonb_build_object('at', clock_timestamp())) END,
+               ELSE {_KEPT} || (s.error || jsonb_build_object('at', clock_timestamp())) END,
+      queue = coalesce(s.queue, r.queue), priority = coalesce(s.priority, r.priority),
       started_at = CASE WHEN s.started = 0 THEN NULL ELSE r.started_at END,
+      ready_at = CASE WHEN s.started = 0 THEN r.ready_at WHEN {_WORD} = 'READY' THEN clock_timestamp() END,
       run_after = CASE {_WORD} WHEN 'SCHEDULED' THEN clock_timestamp() + s.delay * interval '1 second' END,
       unique_key = CASE WHEN r.unique_key IS NOT NULL AND (
                      {_WORD} IN ('READY', 'SCHEDULED') OR {_WORD} <> 'CANCELLED' AND {_IS_UNIQUE_STILL})
@@ -116,7 +131,7 @@ WITH settled AS MATERIALIZED (
 SELECT * FROM claimed
 UNION ALL
 SELECT id, NULL, CASE WHEN EXISTS (SELECT FROM {RUN} AS r WHERE {_OURS}) THEN 'busy' END,
-       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM settled AS s WHERE id NOT IN (SELECT id FROM finished)
 """
 
@@ -140,8 +155,9 @@ _LOST = """CASE WHEN r.cancel_requested_at IS NOT NULL THEN 'CANCELLED'
              WHEN r.interruptions = 0 THEN 'READY' ELSE 'SCHEDULED' END"""
 _LOSE = f"""
   SET status = {_LOST}, lease_id = NULL, interruptions = r.interruptions + 1,
-      errors = r.errors || jsonb_build_object('attempt', r.attempt, 'at', clock_timestamp(), 'kind', 'lost',
+      errors = {_KEPT} || jsonb_build_object('attempt', r.attempt, 'at', clock_timestamp(), 'kind', 'lost',
         'message', 'The dispatcher was lost: ' || lost.why, 'executor', lost.node),
+      ready_at = CASE {_LOST} WHEN 'READY' THEN clock_timestamp() END,
       run_after = CASE {_LOST} WHEN 'SCHEDULED'
                   THEN clock_timestamp() + least(2 ^ r.interruptions, 3600) * interval '1 second' END,
       unique_key = CASE WHEN {_LOST} IN ('READY', 'SCHEDULED') OR {_LOST} <> 'CANCELLED' AND {_IS_UNIQUE_STILL}
@@ -152,6 +168,10 @@ _LOSE = f"""
 # A lease row is deleted with its runs' return: whoever claims locks the row first, so that no run joins in between.
 # A run that is locked is being finished or cancelled, and not waited for: if that comes to nothing, the run is one
 # without a lease, for the next sweep. So a reclaim waits for nobody, and cannot deadlock with anybody.
+#
+# Such a run is an orphan: its lease does not exist. A claim is committed after its lease was, so that is true of what
+# the statement sees; a run that somebody took back and claimed since, under a lease too new to be seen here, is locked
+# with that lease's id, which the row as it was seen does not have.
 RECLAIM = f"""
 WITH expired AS MATERIALIZED (
   SELECT id, node, CASE WHEN expires_at < clock_timestamp() - %(grace)s * interval '1 second'
@@ -160,29 +180,21 @@ WITH expired AS MATERIALIZED (
   FROM {LEASE}
   WHERE expires_at < clock_timestamp() - %(grace)s * interval '1 second' OR id = ANY(%(dead)s::uuid[])
   ORDER BY expires_at LIMIT 20 FOR UPDATE SKIP LOCKED
-), lost AS MATERIALIZED (
+), leased AS MATERIALIZED (
   SELECT r.id, r.lease_id, expired.node, expired.why FROM expired JOIN {RUN} AS r ON r.lease_id = expired.id
   FOR NO KEY UPDATE OF r SKIP LOCKED
+), orphan AS MATERIALIZED (
+  SELECT r.id, r.lease_id, '' AS node, 'its lease does not exist' AS why FROM {RUN} AS r
+  WHERE r.lease_id IS NOT NULL AND NOT EXISTS (SELECT FROM {LEASE} AS l WHERE l.id = r.lease_id)
+  LIMIT 1000 FOR NO KEY UPDATE SKIP LOCKED
+), lost AS (
+  SELECT * FROM leased UNION ALL SELECT * FROM orphan
 ), reclaimed AS (
   UPDATE {RUN} AS r {_LOSE}
   FROM lost WHERE r.id = lost.id AND r.lease_id IS NOT DISTINCT FROM lost.lease_id AND r.status = 'RUNNING'
   RETURNING r.id, r.task, r.queue, r.status, lost.lease_id
 ), deleted AS (
   DELETE FROM {LEASE} USING expired WHERE {LEASE}.id = expired.id
-)
-SELECT * FROM reclaimed
-"""
-
-# Runs whose lease does not exist. A claim is committed after its lease was, so a run that is seen here is an orphan.
-RECLAIM_ORPHANS = f"""
-WITH lost AS MATERIALIZED (
-  SELECT r.id, r.lease_id, '' AS node, 'its lease does not exist' AS why FROM {RUN} AS r
-  WHERE r.lease_id IS NOT NULL AND NOT EXISTS (SELECT FROM {LEASE} AS l WHERE l.id = r.lease_id)
-  LIMIT 1000 FOR NO KEY UPDATE SKIP LOCKED
-), reclaimed AS (
-  UPDATE {RUN} AS r {_LOSE}
-  FROM lost WHERE r.id = lost.id AND r.lease_id IS NOT DISTINCT FROM lost.lease_id AND r.status = 'RUNNING'
-  RETURNING r.id, r.task, r.queue, r.status, lost.lease_id
 )
 SELECT * FROM reclaimed
 """
@@ -201,7 +213,7 @@ due AS MATERIALIZED (
 ), promoted AS (
   UPDATE {RUN} AS r
   SET status = CASE WHEN {_NEXT_LIMIT} IS NULL THEN 'READY' ELSE 'BLOCKED' END, blocked_by = {_NEXT_LIMIT},
-      run_after = NULL
+      ready_at = run_after, run_after = NULL
   WHERE id = ANY(ARRAY(SELECT id FROM due)) RETURNING queue, blocked_by
 )
 SELECT DISTINCT CASE WHEN blocked_by IS NULL THEN queue END, blocked_by, NULL::float8 FROM promoted
@@ -209,6 +221,27 @@ UNION ALL
 SELECT NULL, NULL, extract(epoch FROM (
   SELECT run_after FROM {RUN} WHERE status = 'SCHEDULED' AND run_after > (SELECT now FROM clock)
   ORDER BY run_after LIMIT 1
+) - clock_timestamp())::float8
+"""
+
+# What waits for its first start and is too late for it. The claim does not take it either, whenever this is.
+EXPIRE = f"""
+WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS now),
+late AS MATERIALIZED (
+  SELECT id FROM {RUN}
+  WHERE expires_at <= (SELECT now FROM clock) AND attempt = 0 AND status IN ('SCHEDULED', 'READY', 'BLOCKED')
+  ORDER BY expires_at LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED
+), expired AS (
+  UPDATE {RUN} AS r
+  SET status = 'CANCELLED', run_after = NULL, unique_key = NULL, finished_at = clock_timestamp(),
+      errors = {_KEPT} || jsonb_build_object('attempt', 0, 'at', clock_timestamp(), 'kind', 'expired',
+        'message', 'It had not been started when it expired.')
+  WHERE id = ANY(ARRAY(SELECT id FROM late)) RETURNING id
+)
+SELECT (SELECT count(*) FROM expired), extract(epoch FROM (
+  SELECT expires_at FROM {RUN}
+  WHERE expires_at > (SELECT now FROM clock) AND attempt = 0 AND status IN ('SCHEDULED', 'READY', 'BLOCKED')
+  ORDER BY expires_at LIMIT 1
 ) - clock_timestamp())::float8
 """
 
@@ -257,6 +290,32 @@ WITH RECURSIVE hop AS (
 SELECT queue FROM hop WHERE queue IS NOT NULL
 """
 
+# Each queue that has READY runs, each priority in it, and of these so many runs: what is read is bounded, whatever the
+# backlog. The oldest is taken to be among the next twenty of its priority.
+BACKLOGS = f"""
+WITH RECURSIVE hop AS (
+  (SELECT queue FROM {RUN} WHERE status = 'READY' ORDER BY queue LIMIT 1)
+  UNION ALL
+  SELECT (SELECT queue FROM {RUN} WHERE status = 'READY' AND queue > hop.queue ORDER BY queue LIMIT 1)
+  FROM hop WHERE hop.queue IS NOT NULL
+)
+SELECT hop.queue,
+  (SELECT count(*) FROM (
+    SELECT FROM {RUN} WHERE status = 'READY' AND queue = hop.queue LIMIT {BACKLOG_LIMIT}) AS bounded),
+  (WITH RECURSIVE step AS (
+    (SELECT priority FROM {RUN} WHERE status = 'READY' AND queue = hop.queue ORDER BY priority DESC LIMIT 1)
+    UNION ALL
+    SELECT (SELECT priority FROM {RUN} WHERE status = 'READY' AND queue = hop.queue AND priority < step.priority
+            ORDER BY priority DESC LIMIT 1)
+    FROM step WHERE step.priority IS NOT NULL
+  )
+  SELECT greatest(0, extract(epoch FROM clock_timestamp() - min(head.due_at)))::float8
+  FROM step CROSS JOIN LATERAL (
+    SELECT coalesce(ready_at, enqueued_at) AS due_at FROM {RUN}
+    WHERE status = 'READY' AND queue = hop.queue AND priority = step.priority ORDER BY id LIMIT 20) AS head)
+FROM hop WHERE hop.queue IS NOT NULL LIMIT 1000
+"""
+
 NEIGHBOURS = f"SELECT id, node, process FROM {LEASE} WHERE host = %(host)s AND id IS DISTINCT FROM %(besides)s"
 
 NOTIFY = "SELECT pg_notify('django_dispatch', payload) FROM unnest(%(payloads)s::text[]) AS p(payload)"
@@ -268,19 +327,21 @@ SEND = "SELECT pg_notify(%(channel)s, payload) FROM unnest(%(payloads)s::text[])
 RECEIVE = f"""
 WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS now),
 new AS (
-  SELECT m.*, clock.now, clock.now + make_interval(secs => m.delay_seconds) AS later
+  SELECT m.*, clock.now, clock.now + make_interval(secs => m.delay_seconds) AS later,
+    clock.now + make_interval(secs => m.expires_seconds) AS expires_at
   FROM clock, jsonb_to_recordset(%(messages)s::jsonb) AS m(
     uuid text, unique_key text, task text, queue text, priority smallint, args jsonb, kwargs jsonb,
     delay_seconds float8, timeout_seconds float8, on_lost text, unique_seconds float8, on_duplicate text,
-    concurrency_key text, concurrency_limit int, rate_amount int, rate_seconds float8, is_limited boolean)
+    concurrency_key text, concurrency_limit int, rate_amount int, rate_seconds float8, is_limited boolean,
+    expires_seconds float8)
 )
 INSERT INTO {RUN} (
   uuid, unique_key, task, queue, priority, args, kwargs, timeout, on_lost, unique_until, on_duplicate,
-  concurrency_key, concurrency_limit, rate_amount, rate_seconds, source, status, run_after)
+  concurrency_key, concurrency_limit, rate_amount, rate_seconds, source, status, run_after, expires_at)
 SELECT uuid, unique_key, task, queue, priority, args, COALESCE(kwargs, '{{}}'), make_interval(secs => timeout_seconds),
   on_lost, now + make_interval(secs => unique_seconds), COALESCE(on_duplicate, 'parallel'),
   concurrency_key, concurrency_limit, rate_amount, rate_seconds, 'notify',
-  CASE WHEN later IS NOT NULL THEN 'SCHEDULED' WHEN is_limited THEN 'BLOCKED' ELSE 'READY' END, later
+  CASE WHEN later IS NOT NULL THEN 'SCHEDULED' WHEN is_limited THEN 'BLOCKED' ELSE 'READY' END, later, expires_at
 FROM new ORDER BY uuid
 ON CONFLICT DO NOTHING
 RETURNING id, uuid, queue, status, true, blocked_by
@@ -304,6 +365,8 @@ SELECT id FROM (
 """
 MEANT_BY_ID = f"SELECT id FROM {RUN} WHERE id = %(run)s {_MEANT}"
 MEANT_BY_UUID = f"SELECT id FROM {RUN} WHERE uuid = %(uuid)s::text AND uuid IS NOT NULL {_MEANT}"
+
+LIVE_LEASES = f"SELECT state, count(*) FROM {LEASE} WHERE expires_at > clock_timestamp() GROUP BY state"
 
 # For whoever asks: who should answer.
 LIVE = f"SELECT id, node, host, pid FROM {LEASE} WHERE expires_at > clock_timestamp() ORDER BY node, acquired_at"

@@ -15,7 +15,7 @@ CHANNEL = WAKEUP_CHANNEL
 ANY_KEY = "queue:"
 MOST_KEYS = 20
 
-WakeupKind = Literal["ready", "scheduled", "blocked", "cancel", "lease", "test"]
+WakeupKind = Literal["ready", "scheduled", "blocked", "cancel", "lease", "schedule", "test"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,8 @@ class Wakeup:
     """``ready``: a queue may have READY runs; ``scheduled``: it has one that is due later; ``blocked``: a
     run waits at a limit, or a place there is free.
 
-    ``cancel``: a lease's runs were asked to stop; ``lease``: a dispatcher of a host took a lease; ``test``: an echo.
+    ``cancel``: a lease's runs were asked to stop; ``lease``: a dispatcher of a host took a lease; ``schedule``: the
+    rule of one has changed; ``test``: an echo.
     """
 
     kind: WakeupKind

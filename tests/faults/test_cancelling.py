@@ -83,7 +83,10 @@ def test_a_statement_is_cancelled_with_its_body(kit: Kit) -> None:
     """A stop derives from KeyboardInterrupt: psycopg then cancels the statement that is under way."""
     kit.dispatchers()
     run = tasks.sleep_in_sql.delay(600)
-    sleeping = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_sleep%' AND wait_event = 'PgSleep'"
+    sleeping = """
+        SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND query LIKE '%pg_sleep%' AND wait_event = 'PgSleep'
+    """
     wait_for(lambda: kit.sql.execute(sleeping).fetchone() == (1,), what="the statement")
     cancel(run)
     (run,) = wait_until_final(run)

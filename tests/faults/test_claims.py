@@ -7,11 +7,12 @@ from uuid import UUID
 
 import pytest
 
+from django_dispatch.control import ask
 from django_dispatch.models import Lease, Run
 from tests.kit import tasks
 from tests.kit.fixtures import Kit
 from tests.kit.relay import Relay
-from tests.kit.runs import fresh, statuses, wait_until_final
+from tests.kit.runs import fresh, statuses, wait_for_status, wait_until_final
 from tests.kit.waiting import wait_for
 
 COUNT_WRITES = """
@@ -26,9 +27,14 @@ COUNT_WRITES = """
     CREATE TRIGGER kit_count AFTER INSERT OR UPDATE ON django_dispatch_lease FOR EACH ROW EXECUTE FUNCTION kit_count();
 """
 
+# No lock_timeout ends the wait; and no statement_timeout that of the claims after it in the same session.
 HOLD_CLAIMS = """
     CREATE FUNCTION kit_hold() RETURNS trigger LANGUAGE plpgsql AS $$
-    BEGIN PERFORM pg_advisory_xact_lock(42); RETURN NULL; END $$;
+    BEGIN
+      PERFORM set_config('lock_timeout', '0', false), set_config('statement_timeout', '0', false);
+      PERFORM pg_advisory_xact_lock(42);
+      RETURN NULL;
+    END $$;
     CREATE TRIGGER kit_hold AFTER UPDATE ON django_dispatch_run
     FOR EACH ROW WHEN (NEW.status = 'RUNNING') EXECUTE FUNCTION kit_hold();
 """
@@ -187,10 +193,46 @@ def test_a_claim_whose_reply_was_lost_is_released(kit: Kit, relay: Relay, slow_c
         a.wait_for_log("Trouble with the database")
         wait_for(lambda: slow_claims() == 2, what="the next claim, behind the one that nobody listens to")
     else:
-        (claims,) = kit.cut.sessions("claims")
-        query = "SELECT client_port FROM pg_stat_activity WHERE pid = %s"
-        relay.swallow_one((kit.sql.execute(query, [claims]).fetchone() or (0,))[0])
+        relay.swallow_one(kit.cut.port("claims"))
     kit.sql.execute("SELECT pg_advisory_unlock(42)")
     (run,) = wait_until_final(run)
     assert (run.status, run.attempt, run.epoch, run.interruptions) == ("SUCCESSFUL", 1, 2, 0)
     assert f"Run {run.pk} was claimed, but the answer was lost; it is released." in a.log
+
+
+@pytest.mark.slow
+def test_a_claim_that_comes_late_to_a_paused_dispatcher_is_released(kit: Kit, relay: Relay, slow_claims: Any) -> None:
+    """It makes no other claim, which would wait behind the late one; so it compares again when that must be over."""
+    kit.sql.execute("SELECT pg_advisory_unlock(42)")
+    a = kit.dispatchers(database_url=relay.url, lease_ttl=60, poll_interval=0.05)
+    wait_until_final(tasks.note.delay())  # from now on the session waits for as long as it is told to
+    kit.sql.execute("SELECT pg_advisory_lock(42)")
+    run = tasks.note.delay()
+    wait_for(lambda: slow_claims() == 1, what="the claim at work")
+    assert len(ask("pause", timeout=20)) == 1
+    relay.cut_one(kit.cut.port("claims"))
+    a.wait_for_log("The trouble with the database is over")
+    wait_for_polls(kit, 2)  # in the store's one session, behind the comparison that comes with the end of a trouble
+    assert slow_claims() == 1
+    kit.sql.execute("SELECT pg_advisory_unlock(42)")
+    a.wait_for_log(f"Run {run.pk} was claimed, but the answer was lost; it is released.")
+    run = wait_for_status(run, "READY")
+    assert (run.epoch, run.attempt, run.lease_id) == (1, 0, None)
+    ask("resume", timeout=20)
+    (run,) = wait_until_final(run)
+    assert (run.status, run.attempt, run.epoch, run.interruptions) == ("SUCCESSFUL", 1, 2, 0)
+
+
+def wait_for_polls(kit: Kit, count: int) -> None:
+    """Wait until a dispatcher has begun so many looks at the queues from now on."""
+    look = """
+        SELECT query_start FROM pg_stat_activity WHERE datname = current_database()
+        AND application_name = 'django_dispatch store' AND query LIKE '%hop%'
+    """
+    seen = set(kit.sql.execute(look))
+
+    def has_polled() -> bool:
+        seen.update(kit.sql.execute(look))
+        return len(seen) > count
+
+    wait_for(has_polled, what="polls")

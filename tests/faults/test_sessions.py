@@ -79,7 +79,10 @@ def test_a_dead_session_of_an_executor_fails_no_later_run(kit: Kit, database: di
 
     if "OPTIONS" not in database:
         # The documented formula: 4 of the dispatcher, one for each executor and alias; sync ones and the async one.
-        query = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'django_dispatch %'"
+        query = """
+            SELECT count(*) FROM pg_stat_activity
+            WHERE datname = current_database() AND application_name LIKE 'django_dispatch %'
+        """
         (sessions,) = kit.sql.execute(query).fetchone() or (0,)
         assert 4 < sessions <= 4 + (2 + 1) * 1
 

@@ -43,7 +43,10 @@ def test_the_listening_session_is_never_in_a_transaction(kit: Kit) -> None:
     kit.dispatchers()
     runs = tasks.quick.delay_many([()] * 300)
     states = set()
-    seen = "SELECT state, xact_start FROM pg_stat_activity WHERE application_name = 'django_dispatch listener'"
+    seen = """
+        SELECT state, xact_start FROM pg_stat_activity
+        WHERE datname = current_database() AND application_name = 'django_dispatch listener'
+    """
 
     def is_done() -> bool:
         states.update(kit.sql.execute(seen).fetchall())

@@ -25,3 +25,9 @@ class Cut:
         """Return the backend pids of a role's sessions."""
         query = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s"
         return [pid for (pid,) in self._connection.execute(query, [f"django_dispatch {role}"])]
+
+    def port(self, role: str) -> int:
+        """Return the port from which a role's only session comes."""
+        query = "SELECT client_port FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s"
+        ((port,),) = self._connection.execute(query, [f"django_dispatch {role}"])
+        return int(port)

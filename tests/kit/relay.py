@@ -50,8 +50,13 @@ class Relay:
 
     def swallow_one(self, port: int) -> None:
         """Make one connection half-open: the one that the server sees come from this port."""
-        (link,) = (link for link in self._links if link.port == port)
-        link.swallowed = frozenset(DIRECTIONS)
+        self._link(port).swallowed = frozenset(DIRECTIONS)
+
+    def cut_one(self, port: int) -> None:
+        """Reset one connection: the one that the server sees come from this port."""
+        link = self._link(port)
+        self._links.remove(link)
+        link.close()
 
     def refuse(self) -> None:
         """Reset all connections and accept no new ones: a server that is down."""
@@ -70,6 +75,10 @@ class Relay:
     def close(self) -> None:
         self._flows.set()
         self.refuse()
+
+    def _link(self, port: int) -> "_Link":
+        (link,) = (link for link in self._links if link.port == port)
+        return link
 
     def _listen(self) -> None:
         listener = socket.socket()

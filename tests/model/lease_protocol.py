@@ -340,7 +340,7 @@ class Protocol:
     # sweeps and time
 
     def _of_the_sweeps(self, state: State, d: int, me: Dispatcher) -> Iterator[Step]:
-        """Housekeeping.reclaim() and look_at_neighbours(); RECLAIM and RECLAIM_ORPHANS in store/statements.py."""
+        """Housekeeping.reclaim() and look_at_neighbours(); RECLAIM in store/statements.py."""
         if all(dispatcher.phase == DEAD for dispatcher in state.dispatchers):
             return
         is_dead = me.phase == DEAD and (not me.flight or "dead" in self._without)

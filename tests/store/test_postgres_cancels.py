@@ -9,7 +9,10 @@ from tests.kit.waiting import wait_for
 
 from .tables import add_runs
 
-WAITS = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE %s AND cardinality(pg_blocking_pids(pid)) > 0"
+WAITS = """
+    SELECT count(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND query LIKE %s AND cardinality(pg_blocking_pids(pid)) > 0
+"""
 
 
 def test_two_cancels_of_the_same_runs_do_not_deadlock(transactional_db: None) -> None:

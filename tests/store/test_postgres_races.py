@@ -13,12 +13,18 @@ from django.db import connection, connections, transaction
 
 from django_dispatch import CancelAnswer, cancel, cancel_many
 from django_dispatch.models import Lease, Run, Status
+from django_dispatch.store import statements
 from django_dispatch.store.base import Exchange, Settlement, Store
 from django_dispatch.store.postgres import PostgresStore, open_store
 
 from .tables import LONG_AGO, acquire, add_run, add_running, add_runs, claim, expire, finish, statuses, stored, success
 
 PATIENCE_SECONDS = 15.0
+GATE_KEY = 4711
+GATE = f"""
+CREATE FUNCTION pg_temp.gate() RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN PERFORM pg_advisory_xact_lock({GATE_KEY}); RETURN true; END $$
+"""
 
 
 @pytest.fixture
@@ -239,6 +245,27 @@ class TestSweepsAtTheSameTime:
         commit(store)
         assert reclaim(other) == []
 
+    def test_an_orphan_that_runs_again_by_now_is_left_alone(
+        self, store: PostgresStore, other: PostgresStore, start: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The sweep has seen an orphan and not yet locked it: its new lease is too new for what the sweep sees."""
+        orphan = add_running(store, lost := acquire(store))
+        Lease.objects.filter(pk=lost).delete()
+        seen = "NOT EXISTS (SELECT FROM django_dispatch_lease AS l WHERE l.id = r.lease_id)"
+        assert seen in statements.RECLAIM
+        monkeypatch.setattr(statements, "RECLAIM", statements.RECLAIM.replace(seen, f"{seen} AND pg_temp.gate()"))
+        store.session.execute(GATE)
+        backend = backend_of(store)
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [GATE_KEY])
+            sweep = start(reclaim, store)
+            wait_until_blocked(backend, sweep)
+            monkeypatch.undo()
+            assert reclaim(other) == [orphan.id]
+            (again,) = claim(other, acquire(other))
+        assert sweep.result() == []
+        assert (stored(orphan.id).status, stored(orphan.id).epoch) == (Status.RUNNING, again.epoch)
+
     def test_two_promoters_share_the_due_runs(self, store: PostgresStore, other: PostgresStore) -> None:
         run_ids = [add_run(status=Status.SCHEDULED, run_after=LONG_AGO, queue=queue) for queue in ("a", "b")]
         begin(store)
@@ -246,6 +273,14 @@ class TestSweepsAtTheSameTime:
         assert other.promote(limit=10)[0] == ["b"]
         commit(store)
         assert statuses(run_ids) == [Status.READY, Status.READY]
+
+    def test_two_that_expire_share_what_is_late(self, store: PostgresStore, other: PostgresStore) -> None:
+        run_ids = [add_run(expires_at=LONG_AGO) for _ in range(3)]
+        begin(store)
+        assert store.expire(limit=2)[0] == 2
+        assert other.expire(limit=2)[0] == 1
+        commit(store)
+        assert statuses(run_ids) == [Status.CANCELLED] * 3
 
     def test_two_pruners_share_the_old_runs(self, store: PostgresStore, other: PostgresStore) -> None:
         for _ in range(3):

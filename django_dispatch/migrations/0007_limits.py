@@ -124,6 +124,7 @@ BEGIN
         UPDATE django_dispatch_run AS r
         SET places = CASE WHEN is_queue THEN 2 ELSE 1 END,
             status = CASE WHEN is_queue OR NOT queue_limits ? r.queue THEN 'READY' ELSE 'BLOCKED' END,
+            ready_at = clock_timestamp(),
             blocked_by = CASE WHEN NOT is_queue AND queue_limits ? r.queue THEN 'queue:' || r.queue END
         WHERE r.id = ANY(ARRAY(SELECT id FROM picked))
         RETURNING queue, blocked_by
@@ -164,7 +165,7 @@ NO_ADMIT = "DROP FUNCTION django_dispatch_admit(text[], int, jsonb);"
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("django_dispatch", "0003_run_uuid"),
+        ("django_dispatch", "0006_retries"),
     ]
 
     operations = [
