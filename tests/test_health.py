@@ -205,7 +205,7 @@ def test_the_watchdog_is_told_at_half_of_its_time_and_not_by_who_cannot_do_its_j
     assert told_at == [100, 109, 118, 127]
 
 
-@pytest.mark.parametrize("pid", ["1", str(os.getpid() + 1)])
+@pytest.mark.parametrize("pid", ["1", str(os.getpid() + 1)], ids=["of init", "of another"])
 def test_a_watchdog_of_another_process_is_not_ours(
     pid: str, inbox: Inbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
