@@ -1,5 +1,6 @@
 # make demo    a shop with live background work on http://127.0.0.1:8000, all of it in this folder
-# make test    the whole test suite on a PostgreSQL of its own; PYTEST_ARGS="-k lease -x" passes options through
+# make test    the whole test suite on a PostgreSQL of its own, three at a time (WORKERS=0 for one); PYTEST_ARGS="-k lease -x"
+#              passes options through
 # make soak    random work and random faults for a minute, and an audit; SOAK=3600 for an hour, SEED=… for a schedule again
 # make lint    style, types and layers
 # make bench   speed, cost and growth beside what plain SQL reaches, half an hour; BENCH_ARGS="--quick" is a glance
@@ -10,6 +11,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
+WORKERS ?= 3
 BENCH_ARGS ?=
 MUTANTS ?=
 SOAK ?= 60
@@ -22,7 +24,7 @@ demo: $(VENV)/demo.installed
 	@exec $(VENV)/bin/python -m testproject.demo
 
 test: $(VENV)/test.installed
-	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile $(PYTEST_ARGS)
 
 soak: $(VENV)/test.installed
 	@exec $(VENV)/bin/python -m tests.soak

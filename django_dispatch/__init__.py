@@ -7,10 +7,14 @@ defined      ``@task`` registers a function, with its options                   
 enqueued     the arguments are checked; one row is inserted, in the caller's          ``arguments``, ``enqueue``
              transaction
 recorded     the database is the queue and the only truth                             ``models``, ``store``
+scheduled    or a rule says when, and a dispatcher enqueues it then                   ``schedules``, ``declarations``
 announced    after the commit, a hint that a queue may have work                      ``wakeups``
+admitted     a run with a limit waits for a place, which a dispatcher gives           ``limits``, ``dispatcher``
 dispatched   ``rundispatcher`` claims READY runs under its lease                      ``dispatcher``
 executed     a child process runs the body, with a context if it wants one            ``executors``, ``context``
 steered      cancelled, run again, its queue paused; dispatchers asked and told       ``steering``, ``control``
+decided      what follows an outcome: final, or another attempt, and when             ``retry``, ``policy``,
+                                                                                      ``decisions``, ``finish``
 finished     the outcome is written, if the lease still holds                         ``store``
 ===========  =======================================================================  =================================
 
@@ -22,7 +26,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .context import RunContextFilter, TaskContext
+    from .context import TaskContext
+    from .decisions import Cancel, Retry, Snooze
     from .enqueue import Call
     from .exceptions import (
         ControlError,
@@ -36,22 +41,34 @@ if TYPE_CHECKING:
         RunTimedOut,
         UnknownTask,
     )
+    from .logs import JsonFormatter, RunContextFilter
     from .registry import Task, task
-    from .steering import CancelAnswer, cancel, cancel_many, pause_queue, resume_queue, run_again
+    from .retry import Exponential, Fixed, Linear
+    from .schedules import Cron, Every
+    from .steering import CancelAnswer, cancel, cancel_many, pause_queue, resume_queue, run_again, run_now
 
 __all__ = [
     "Call",
+    "Cancel",
     "CancelAnswer",
     "ControlError",
+    "Cron",
     "DispatchError",
+    "Every",
+    "Exponential",
+    "Fixed",
     "InvalidArguments",
     "InvalidOption",
     "InvalidTask",
+    "JsonFormatter",
+    "Linear",
+    "Retry",
     "RunCancelled",
     "RunContextFilter",
     "RunInterrupted",
     "RunStopped",
     "RunTimedOut",
+    "Snooze",
     "Task",
     "TaskContext",
     "UnknownTask",
@@ -60,14 +77,19 @@ __all__ = [
     "pause_queue",
     "resume_queue",
     "run_again",
+    "run_now",
     "task",
 ]
 
 _HOMES = {
-    "context": ("RunContextFilter", "TaskContext"),
+    "context": ("TaskContext",),
+    "decisions": ("Cancel", "Retry", "Snooze"),
     "enqueue": ("Call",),
+    "logs": ("JsonFormatter", "RunContextFilter"),
     "registry": ("Task", "task"),
-    "steering": ("CancelAnswer", "cancel", "cancel_many", "pause_queue", "resume_queue", "run_again"),
+    "retry": ("Exponential", "Fixed", "Linear"),
+    "schedules": ("Cron", "Every"),
+    "steering": ("CancelAnswer", "cancel", "cancel_many", "pause_queue", "resume_queue", "run_again", "run_now"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -11,32 +11,37 @@ django_dispatch.E005  a task module cannot be imported
 django_dispatch.W001  LISTEN would go through a transaction pooler, where it hears nothing
 django_dispatch.W002  psycopg runs in its pure Python implementation
 django_dispatch.W003  ``DISPATCH["NOTIFY_CHANNELS"]`` names channels, but ``WAKEUPS`` is empty: nobody listens
+django_dispatch.W004  ``DISPATCH["METRICS_PORT"]`` is set, but prometheus-client is not installed
+django_dispatch.W005  a schedule has a problem; only with ``check --database``, which asks the database
 ====================  ==========================================================================================
 
-They have two tags, because the dispatcher must not import task modules: a command that names
-``requires_system_checks = [SETTINGS_TAG]`` leaves E005 out.
+They have two tags, beside Django's own for the database, because the dispatcher must not import task modules: a command
+that names ``requires_system_checks = [SETTINGS_TAG]`` leaves E005 out.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from django.apps import AppConfig
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, Warning, register
-from django.db import connections
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
+from django.db import DatabaseError, connections
 
 from django_dispatch import conf
+from django_dispatch.metrics import HINT, can_be_exposed
 
 SETTINGS_TAG = "django_dispatch"
 TASKS_TAG = "django_dispatch_tasks"
 
 PGBOUNCER_PORT = "6432"
+MOST_SCHEDULES = 20
 
 
 def register_checks() -> None:
     """Register the checks of this app; called once, when the apps are ready."""
     register(check_settings, SETTINGS_TAG)
     register(check_tasks, TASKS_TAG)
+    register(check_schedules, Tags.database)
 
 
 def check_settings(app_configs: Sequence[AppConfig] | None = None, **_: Any) -> list[CheckMessage]:
@@ -44,7 +49,7 @@ def check_settings(app_configs: Sequence[AppConfig] | None = None, **_: Any) -> 
     found, problems = conf.examine(getattr(settings, "DISPATCH", {}))
     if found is None:
         return [Error(problem.message, hint=problem.hint, id="django_dispatch.E001") for problem in problems]
-    return list(_database_messages(found))
+    return [*_database_messages(found), *_metrics_messages(found)]
 
 
 def check_tasks(app_configs: Sequence[AppConfig] | None = None, **_: Any) -> list[CheckMessage]:
@@ -60,6 +65,29 @@ def check_tasks(app_configs: Sequence[AppConfig] | None = None, **_: Any) -> lis
         )
         for module, trace in registry.broken_modules().items()
     ]
+
+
+def check_schedules(
+    app_configs: Sequence[AppConfig] | None = None, databases: Collection[str] | None = None, **_: Any
+) -> list[CheckMessage]:
+    """Report schedules that dispatchers have flagged, where the database that holds them may be asked."""
+    from django_dispatch.models import Schedule
+
+    found, _problems = conf.examine(getattr(settings, "DISPATCH", {}))
+    if found is None or found.database not in (databases or ()):
+        return []
+    flagged = Schedule.objects.using(found.database).exclude(problem="").order_by("name")
+    try:
+        return [
+            Warning(
+                f"The schedule {name!r} has a problem: {problem}",
+                hint="Edit or disable it, in the admin or by SQL.",
+                id="django_dispatch.W005",
+            )
+            for name, problem in flagged.values_list("name", "problem")[:MOST_SCHEDULES]
+        ]
+    except DatabaseError:  # not migrated yet, or no PostgreSQL: others say so
+        return []
 
 
 def _database_messages(found: conf.DispatchSettings) -> Iterator[CheckMessage]:
@@ -92,6 +120,15 @@ def _database_messages(found: conf.DispatchSettings) -> Iterator[CheckMessage]:
             id="django_dispatch.W003",
         )
     yield from _psycopg_messages()
+
+
+def _metrics_messages(found: conf.DispatchSettings) -> Iterator[CheckMessage]:
+    if "METRICS_PORT" in getattr(settings, "DISPATCH", {}) and found.metrics_port and not can_be_exposed():
+        yield Warning(
+            f"No metrics can be served on port {found.metrics_port}: prometheus-client is not installed.",
+            hint=f"{HINT}, or set DISPATCH['METRICS_PORT'] to 0.",
+            id="django_dispatch.W004",
+        )
 
 
 def _is_pooled(database: dict[str, Any]) -> bool:

@@ -14,8 +14,11 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
+from .exceptions import InvalidOption
 from .patterns import PRIVATE_PREFIX, is_plain, serves
+from .rates import Limit, check_limit
 
+LOG_FORMATS = ("text", "json")
 FINAL_STATUSES = ("SUCCESSFUL", "FAILED", "CANCELLED")
 DEFAULT_RETENTION = {"SUCCESSFUL": 86_400.0, "CANCELLED": 7 * 86_400.0, "FAILED": 30 * 86_400.0}
 MAX_SLOTS = 512
@@ -143,10 +146,30 @@ def _notify_channels(value: Any) -> Mapping[str, str]:
     return dict(value)
 
 
+def _queue_limits(value: Any) -> Mapping[str, Limit]:
+    if not isinstance(value, Mapping):
+        raise _Invalid("must be a dict from queues to limits")
+    limits = {}
+    for queue, limit in value.items():
+        try:
+            limits[_text(queue, maximum=MAX_QUEUE_LENGTH)] = check_limit(limit)
+        except _Invalid as error:
+            raise _Invalid(f"has a queue name that breaks the rule: it {error}") from None
+        except InvalidOption as error:
+            raise _Invalid(f"has a limit for {queue!r} that breaks the rule: {str(error).rstrip('.')};") from None
+    return limits
+
+
 def _wakeups(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or any(name != "pg_notify" for name in value) or len(value) > 1:
         raise _Invalid('must be ["pg_notify"], or [] to find work by polling alone')
     return tuple(value)
+
+
+def _log_format(value: Any) -> str:
+    if not isinstance(value, str) or value not in LOG_FORMATS:
+        raise _Invalid(f"must be one of {', '.join(map(repr, LOG_FORMATS))}")
+    return value
 
 
 def _retention(value: Any) -> Mapping[str, float | None]:
@@ -191,6 +214,11 @@ class DispatchSettings:
     # control commands, and runs that come as messages
     control_channel: str = _key(_channel, "django_dispatch_control")
     notify_channels: Mapping[str, str] = _key(_notify_channels, dict)
+    # how many runs of a queue at once, over all dispatchers, and how many in a time
+    queue_limits: Mapping[str, Limit] = _key(_queue_limits, dict)
+    # what scrapers and probes are answered
+    metrics_host: str = _key(_text, "127.0.0.1")
+    metrics_port: int = _key(lambda v: _whole(v, minimum=0, maximum=65_535), 8070)
     # what a dispatcher serves
     node: str = _key(lambda v: _text(v, maximum=MAX_NODE_LENGTH), socket.gethostname)
     queues: tuple[str, ...] | None = _key(_queues, None)
@@ -215,6 +243,8 @@ class DispatchSettings:
     executor_max_age_seconds: float | None = _key(lambda v: _optional_seconds(v, minimum=1), 3600.0)
     executor_max_memory_mb: int | None = _key(lambda v: _optional_whole(v, minimum=1, maximum=10**7), 512)
     executor_ready_timeout_seconds: float = _key(lambda v: _seconds(v, minimum=1, maximum=3600), 60.0)
+    # the log
+    log_format: str = _key(_log_format, "text")
     # history
     retention: Mapping[str, float | None] = _key(_retention, lambda: dict(DEFAULT_RETENTION))
 

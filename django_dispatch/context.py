@@ -1,26 +1,23 @@
-"""What a running body knows about its run: the context of ``bind=True``, and run id and task in its log records."""
+"""What a running body knows about its run: the context of ``bind=True``, and a logger whose records name the run."""
 
 import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping, MutableMapping
-from contextvars import ContextVar
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from uuid import UUID, uuid5
 
 from .arguments import is_storable
 from .exceptions import ControlError, InvalidOption
+from .logs import current_run
 
 NAMESPACE = UUID("a4d2f729-afff-4982-ad79-4b8752f657ea")
 MAX_AMOUNT = 2**63
 LONGEST_PROGRESS = 10_000
 
 StopReason: TypeAlias = Literal["cancel", "timeout", "shutdown"]
-
-# Set around each body by its executor.
-current_run_id: ContextVar[int | None] = ContextVar("django_dispatch_run_id", default=None)
-current_task: ContextVar[str | None] = ContextVar("django_dispatch_task", default=None)
 
 if TYPE_CHECKING:
     _Adapter = logging.LoggerAdapter[logging.Logger]
@@ -32,8 +29,9 @@ class TaskContext:
     """The first argument of a task with ``bind=True``.
 
     ``attempt`` counts the starts of this run's body from 1. ``run_id`` with ``epoch`` is a key that no other start of
-    any body has. When the task is called as a plain function the context is detached: ``run_id`` is None, nobody
-    cancels, and progress goes nowhere.
+    any body has. ``scheduled_for`` is the time of the occurrence by the rule of its schedule, in UTC, however late the
+    body starts; None if no schedule enqueued the run at a time of its own. When the task is called as a plain function
+    the context is detached: ``run_id`` is None, nobody cancels, and progress goes nowhere.
     """
 
     def __init__(
@@ -46,11 +44,13 @@ class TaskContext:
         report: Callable[[str], None] | None,
         why_stop: Callable[[], StopReason | None] | None,
         ask: Callable[[str, float], str] | None = None,
+        scheduled_for: float | None = None,
     ) -> None:
         self.run_id = run_id
         self.epoch = epoch
         self.attempt = attempt
         self.worker_id = worker_id
+        self.scheduled_for = None if scheduled_for is None else datetime.fromtimestamp(scheduled_for, UTC)
         self._report = report
         self._why_stop = why_stop
         self._ask = ask
@@ -67,8 +67,9 @@ class TaskContext:
 
     @cached_property
     def log(self) -> "_Adapter":
-        """The logger ``django_dispatch.task``, whose records carry ``run_id`` and ``task``."""
-        return _RunLog(logging.getLogger("django_dispatch.task"), {"run_id": self.run_id, "task": current_task.get()})
+        """The logger ``django_dispatch.task``, whose records carry ``run_id``, ``task``, ``queue`` and ``attempt``."""
+        fields = current_run.get(None) or {"run_id": self.run_id, "attempt": self.attempt}
+        return _RunLog(logging.getLogger("django_dispatch.task"), fields)
 
     @property
     def cancel_requested(self) -> bool:
@@ -124,17 +125,6 @@ class TaskContext:
     ) -> dict[str, Any]:
         """See control()."""
         return await asyncio.to_thread(self.control, command, data, timeout=timeout)
-
-
-class RunContextFilter(logging.Filter):
-    """Put ``run_id`` and ``task`` on every record, None outside a run, so that a format may name them."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if not hasattr(record, "run_id"):
-            record.run_id = current_run_id.get()
-        if not hasattr(record, "task"):
-            record.task = current_task.get()
-        return True
 
 
 class _RunLog(_Adapter):

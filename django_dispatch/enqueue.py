@@ -1,6 +1,7 @@
 """Record runs in the caller's transaction, and wake dispatchers once it has committed; in the caller's process."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -9,15 +10,20 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict, TypeGuard, over
 from uuid import UUID, uuid4
 
 from django.conf import settings
+from django.db import connections, transaction
 from django.utils import timezone
 
 from . import conf
 from .arguments import is_storable
 from .exceptions import InvalidOption
+from .limits import check_key
+from .metrics.enqueued import enqueued
 from .patterns import PRIVATE_PREFIX, private_queue, serves
+from .retry import as_seconds
 from .store import postgres_enqueue as store
 from .store.base import NewRun
-from .wakeups.base import CHANNEL, Wakeup
+from .store.postgres_unique import enqueue_unique
+from .wakeups.base import CHANNEL, Wakeup, blocked_wakeups
 from .wakeups.sending import may_ride, wake_after_commit, wake_now
 
 if TYPE_CHECKING:
@@ -26,10 +32,10 @@ if TYPE_CHECKING:
 MAX_QUEUE_LENGTH = 100
 MAX_ATTEMPTS = 32_767
 Retention = Mapping[str, float | None]
-MAX_DURATION = timedelta(days=36_525)
 NOBODY = UUID(int=0)
+MAX_IDEMPOTENCY_KEY_LENGTH = 255
 # What every run is at first, and what is not null in it.
-AT_FIRST = {"epoch": 0, "attempt": 0, "failures": 0, "interruptions": 0, "source": "app"}
+AT_FIRST = {"epoch": 0, "attempt": 0, "failures": 0, "interruptions": 0, "places": 0, "source": "app"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +51,9 @@ class EnqueueOptions(TypedDict, total=False):
 
     ``countdown`` and ``timeout`` are timedeltas or seconds; the countdown runs by the database's clock. ``eta`` and
     ``run_after`` are one thing. At most one of the three times may be given; one that has passed means now. A naive
-    time is taken to be in the current time zone.
+    time is taken to be in the current time zone. ``expires`` is a timedelta or seconds from the enqueue, or a time.
+    ``key`` takes the place of the key that the task would make of the arguments. While a row with this
+    ``idempotency_key`` exists, its run is returned and none recorded.
     """
 
     queue: str | None
@@ -55,6 +63,9 @@ class EnqueueOptions(TypedDict, total=False):
     run_after: datetime | None
     timeout: timedelta | float | None
     max_attempts: int | None
+    expires: datetime | timedelta | float | None
+    key: str | None
+    idempotency_key: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +78,10 @@ class Options:
     delay_seconds: float | None = None
     timeout_seconds: float | None = None
     max_attempts: int | None = None
+    expires_at: datetime | None = None
+    expires_seconds: float | None = None
+    key: str | None = None
+    idempotency_key: str | None = None
 
 
 def check_options(
@@ -78,11 +93,15 @@ def check_options(
     run_after: datetime | None = None,
     timeout: timedelta | float | None = None,
     max_attempts: int | None = None,
+    expires: datetime | timedelta | float | None = None,
+    key: str | None = None,
+    idempotency_key: str | None = None,
 ) -> Options:
     """Check the options of ``apply_async``. Raises InvalidOption."""
     if sum(moment is not None for moment in (countdown, eta, run_after)) > 1:
         raise InvalidOption("countdown, eta and run_after say the same thing: give one of them at most.")
     moment = eta if eta is not None else run_after
+    is_moment = isinstance(expires, datetime)
     return Options(
         queue=None if queue is None else check_queue(queue),
         priority=None if priority is None else check_priority(priority),
@@ -90,6 +109,12 @@ def check_options(
         delay_seconds=None if countdown is None else check_duration("countdown", countdown).total_seconds(),
         timeout_seconds=None if timeout is None else check_timeout(timeout).total_seconds(),
         max_attempts=None if max_attempts is None else check_max_attempts(max_attempts),
+        expires_at=check_moment(expires) if is_moment else None,
+        expires_seconds=None if is_moment or expires is None else check_expires(expires).total_seconds(),
+        key=None if key is None else check_key(key),
+        idempotency_key=None
+        if idempotency_key is None
+        else check_key(idempotency_key, name="idempotency_key", longest=MAX_IDEMPOTENCY_KEY_LENGTH),
     )
 
 
@@ -115,6 +140,14 @@ def check_timeout(value: object) -> timedelta:
     if not timeout:
         raise InvalidOption("timeout must be more than 0; leave it out for none.")
     return timeout
+
+
+def check_expires(value: object) -> timedelta:
+    """Return after how long a run expires. Raises InvalidOption if that is not positive."""
+    expires = check_duration("expires", value)
+    if not expires:
+        raise InvalidOption("expires must be more than 0: with 0 no run would ever be started.")
+    return expires
 
 
 def check_max_attempts(value: object) -> int:
@@ -146,21 +179,37 @@ def retention_document(retention: Retention) -> str:
     return json.dumps({**conf.current().retention, **retention})
 
 
-def enqueue(new: NewRun) -> "Run":
-    """Record one run and return it. Never executes it.
+def is_limited(queue: str) -> bool | None:
+    """Return whether the queue has a limit; None: it has none, which need not be said."""
+    return queue in conf.current().queue_limits or None
 
-    One statement on ``DISPATCH["DATABASE"]``. In the caller's transaction, if there is one, and the wakeup follows its
-    commit; else the wakeup rides along.
+
+def check_unique_for(value: object) -> timedelta:
+    """Return for how long duplicates are discarded. Raises InvalidOption if it is not positive."""
+    unique_for = check_duration("unique_for", value)
+    if not unique_for:
+        raise InvalidOption("unique_for must be more than 0; leave it out for: until the run has ended.")
+    return unique_for
+
+
+def enqueue(new: NewRun) -> "Run":
+    """Record one run and return it; or the one in whose place it would be a duplicate. Never executes it.
+
+    One statement on ``DISPATCH["DATABASE"]``, a few if there may be a duplicate. In the caller's transaction, if there
+    is one, and the wakeup follows its commit; else the wakeup rides along.
     """
     using = conf.current().database
-    wakeup = Wakeup("ready", new.queue)
-    if new.run_after is None and new.delay_seconds is None and may_ride(using, wakeup):
+    if new.may_be_duplicate:
+        return enqueue_many([new])[0]
+    wakeup = _wakeup(new, is_due=True)
+    if not new.has_moments and may_ride(using, wakeup):
         recorded, is_sent = store.enqueue_and_wake(using, new, CHANNEL, wakeup.encode())
         if not is_sent:
             wake_now(using, wakeup)
     else:
         recorded = store.enqueue(using, new)
-        wake_after_commit(using, _wakeup(new, recorded))
+        wake_after_commit(using, _wakeup(new, is_due=recorded.status != "SCHEDULED"))
+    count_after_commit(using, {(new.task, new.queue): 1})
     return _run(using, new, recorded)
 
 
@@ -193,12 +242,24 @@ class Runs(Sequence["Run"]):
 
 
 def enqueue_many(news: Iterable[NewRun]) -> Runs:
-    """Record many runs, all or none, and return them in the order given; one wakeup a queue."""
+    """Record many runs, all or none, and return them in the order given; one wakeup a queue or key.
+
+    In the place of a duplicate is the run that was there before.
+    """
     using = conf.current().database
     news = list(news)
-    runs = store.enqueue_many(using, news)
-    for wakeup in dict.fromkeys(map(_wakeup, news, runs)):
+    is_unique = any(new.may_be_duplicate for new in news)
+    runs = enqueue_unique(using, news) if is_unique else store.enqueue_many(using, news)
+    wakeups = dict.fromkeys(
+        _wakeup(new, is_due=recorded.status != "SCHEDULED")
+        for new, recorded in zip(news, runs, strict=True)
+        if recorded.duplicate_of is None
+    )
+    blocked = [wakeup.value for wakeup in wakeups if wakeup.kind == "blocked"]
+    for wakeup in (*(wakeup for wakeup in wakeups if wakeup.kind != "blocked"), *blocked_wakeups(blocked)):
         wake_after_commit(using, wakeup)
+    recorded = [new for new, run in zip(news, runs, strict=True) if run.duplicate_of is None]
+    count_after_commit(using, Counter((new.task, new.queue) for new in recorded))
     return Runs(using, news, runs)
 
 
@@ -215,19 +276,36 @@ def broadcast(news: Iterable[NewRun]) -> "list[Run]":
         firsts.append(len(copies))
         targets = [lease_id for lease_id, patterns in dispatchers if serves(patterns, new.queue)] or [NOBODY]
         meta = json.dumps({**json.loads(new.meta), "broadcast": str(uuid4())})
-        copies += [new._replace(queue=private_queue(lease_id), meta=meta) for lease_id in targets]
+        copies += [new._replace(queue=private_queue(lease_id), is_limited=None, meta=meta) for lease_id in targets]
     runs = enqueue_many(copies)
     return [runs[place] for place in firsts]
 
 
-def _wakeup(new: NewRun, recorded: store.Recorded) -> Wakeup:
-    return Wakeup("ready" if recorded.status == "READY" else "scheduled", new.queue)
+def count_after_commit(using: str, numbers: Mapping[tuple[str, str], int]) -> None:
+    """Count runs by task and queue, when the caller's transaction has committed; at once if there is none."""
+
+    def count() -> None:
+        for (task, queue), number in numbers.items():
+            enqueued.count(task, queue, number)
+
+    if connections[using].in_atomic_block:
+        transaction.on_commit(count, using=using, robust=True)
+    else:
+        count()
+
+
+def _wakeup(new: NewRun, *, is_due: bool) -> Wakeup:
+    if not is_due:
+        return Wakeup("scheduled", new.queue)
+    return Wakeup("ready", new.queue) if new.blocked_by is None else Wakeup("blocked", new.blocked_by)
 
 
 def _run(using: str, new: NewRun, recorded: store.Recorded) -> "Run":
     """The row that was written, as its model, without asking for it again: nothing deferred, no expression left."""
     from .models import Run
 
+    if recorded.duplicate_of is not None:
+        return recorded.duplicate_of
     values = AT_FIRST | {
         "id": recorded.id,
         "enqueued_at": recorded.enqueued_at,
@@ -241,12 +319,30 @@ def _run(using: str, new: NewRun, recorded: store.Recorded) -> "Run":
         "max_attempts": new.max_attempts,
         "timeout": None if new.timeout_seconds is None else timedelta(seconds=new.timeout_seconds),
         "on_lost": new.on_lost,
+        "expires_at": _expires_at(new, recorded),
+        "uuid": new.uuid,
+        "unique_key": new.unique_key,
+        "unique_until": None
+        if new.unique_seconds is None
+        else recorded.enqueued_at + timedelta(seconds=new.unique_seconds),
+        "on_duplicate": new.on_duplicate or "parallel",
+        "concurrency_key": new.concurrency_key,
+        "concurrency_limit": new.concurrency_limit,
+        "rate_amount": new.rate_amount,
+        "rate_seconds": new.rate_seconds,
+        "blocked_by": new.blocked_by if recorded.status == "BLOCKED" else None,
         "meta": _value(new.meta),
         "retention": None if new.retention is None else json.loads(new.retention),
         "errors": [],
     }
     names = _columns()
     return Run.from_db(using, names, [values.get(name) for name in names])
+
+
+def _expires_at(new: NewRun, recorded: store.Recorded) -> datetime | None:
+    if new.expires_seconds is None:
+        return new.expires_at
+    return recorded.enqueued_at + timedelta(seconds=new.expires_seconds)
 
 
 @cache
@@ -269,12 +365,10 @@ def check_moment(value: object, *, name: str = "eta and run_after") -> datetime:
 
 
 def check_duration(name: str, value: object) -> timedelta:
-    duration = value
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_DURATION.total_seconds():
-        duration = timedelta(seconds=value)
-    if not isinstance(duration, timedelta) or not timedelta(0) <= duration <= MAX_DURATION:
+    seconds = as_seconds(value)
+    if seconds is None:
         raise InvalidOption(f"{name} must be a timedelta or a number of seconds from 0 to 100 years, not {value!r}.")
-    return duration
+    return value if isinstance(value, timedelta) else timedelta(seconds=seconds)
 
 
 def _is_whole(value: object) -> TypeGuard[int]:

@@ -22,12 +22,12 @@ _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _FRAME = struct.Struct("!IB")  # the size of what follows, and its kind
 _TOKEN = struct.Struct("!qI")
-_ASSIGNMENT = struct.Struct("!q16sqII")
+_ASSIGNMENT = struct.Struct("!q16sqIII")
 _OUTCOME = struct.Struct("!qIBd")
 _NUMBER = struct.Struct("!q")
 _TICKET = struct.Struct("!q")
 # The hot ones with their frames, packed in one go.
-_FRAMED_ASSIGNMENT = struct.Struct("!IBq16sqII")
+_FRAMED_ASSIGNMENT = struct.Struct("!IBq16sqIII")
 _FRAMED_STARTED = struct.Struct("!IBqI")
 _FRAMED_OUTCOME = struct.Struct("!IBqIBd")
 
@@ -47,6 +47,7 @@ class _Code:
     ANSWER = 10
     STACK_ORDER = 11
     STACK = 12
+    ENQUEUED = 13
 
 
 class Kind(StrEnum):
@@ -68,9 +69,13 @@ class Verdict(IntEnum):
     UNKNOWN_TASK = 7  # no such task in this code; not started
     UNSTARTED = 8  # not started: taken back, or its lease was not ours any more
     LOST = 9  # its executor died under it
+    SNOOZED = 10  # its body wants to be run again later
+    COMMITTED = 12  # returned, and its own transaction has written that
+    LOST_TOGETHER = 11  # its executor died under it and others; whose fault that is, nobody knows
 
 
 _VERDICTS = {int(verdict): verdict for verdict in Verdict}
+_PLANNED = (Verdict.RAISED, Verdict.TIMED_OUT, Verdict.SNOOZED)
 
 
 class Stop(IntEnum):
@@ -82,26 +87,33 @@ class Stop(IntEnum):
 
 
 class Assignment(NamedTuple):
-    """A run for an executor to start once it holds ``ticket``. ``args`` and ``kwargs`` are JSON of the database."""
+    """A run for an executor to start once it holds ``ticket``. ``args`` and ``kwargs`` are JSON of the database.
+
+    ``scheduled_for`` is in seconds since 1970; only an occurrence of a schedule has it.
+    """
 
     ticket: int
     lease: bytes
     run_id: int
     epoch: int
     attempt: int
+    failures: int
     task: str
     args: str
     kwargs: str
+    queue: str
+    scheduled_for: float | None = None
 
     @property
     def token(self) -> tuple[int, int]:
         return self.run_id, self.epoch
 
     def encode(self) -> bytes:
-        # A jsonb text has no line break of its own: those inside strings are escaped.
-        text = f"{self.task}\n{self.args}\n{self.kwargs}".encode()
+        # A jsonb text has no line break of its own: those inside strings are escaped. A queue's name may have any.
+        occurrence = "" if self.scheduled_for is None else repr(self.scheduled_for)
+        text = f"{self.task}\n{self.args}\n{self.kwargs}\n{occurrence}\n{self.queue}".encode()
         size = _ASSIGNMENT.size + len(text)
-        head = (self.ticket, self.lease, self.run_id, self.epoch, self.attempt)
+        head = (self.ticket, self.lease, self.run_id, self.epoch, self.attempt, self.failures)
         return _FRAMED_ASSIGNMENT.pack(size, _Code.ASSIGNMENT, *head) + text
 
 
@@ -148,17 +160,32 @@ class Started(NamedTuple):
         return _FRAMED_STARTED.pack(_TOKEN.size, _Code.STARTED, self.run_id, self.epoch)
 
 
+class Plan(NamedTuple):
+    """What is to come after an attempt, as its executor knows; what is None goes by the task's options or the run."""
+
+    is_final: bool = False
+    delay_seconds: float | None = None
+    queue: str | None = None
+    priority: int | None = None
+
+
 class Outcome(NamedTuple):
-    """A body has ended. ``text`` is the JSON of the result (RETURNED; empty for None) or of the error document."""
+    """A body has ended. ``text`` is the JSON of the result (RETURNED; empty for None) or of the error document.
+
+    ``plan`` goes with RAISED, TIMED_OUT and SNOOZED.
+    """
 
     run_id: int
     epoch: int
     verdict: Verdict
     duration_seconds: float = 0.0
     text: str = ""
+    plan: Plan | None = None
 
     def encode(self) -> bytes:
-        run_id, epoch, verdict, duration_seconds, text = self
+        run_id, epoch, verdict, duration_seconds, text, plan = self
+        if plan is not None:
+            text = f"{json.dumps(plan)}\n{text}"  # no JSON text of ours has a line break of its own
         data = text.encode()
         size = _OUTCOME.size + len(data)
         return _FRAMED_OUTCOME.pack(size, _Code.OUTCOME, run_id, epoch, verdict, duration_seconds) + data
@@ -231,6 +258,17 @@ class Stack(NamedTuple):
         return _FRAME.pack(_TOKEN.size + len(text), _Code.STACK) + _TOKEN.pack(self.run_id, self.epoch) + text
 
 
+class Enqueued(NamedTuple):
+    """A body has enqueued so many runs of a task, and they are committed."""
+
+    task: str
+    queue: str
+    number: int
+
+    def encode(self) -> bytes:
+        return _numbered(_Code.ENQUEUED, self.number, f"{self.task}\n{self.queue}")
+
+
 @dataclass(frozen=True, slots=True)
 class News:
     """From the zygote: a JSON document with the key ``event``. See zygote.py for the list."""
@@ -255,7 +293,11 @@ Message = (
     | Answer
     | StackOrder
     | Stack
+    | Enqueued
 )
+
+Aside = Question | Stack
+Said = Progress | Aside | Enqueued  # by executors while bodies run
 
 
 class BrokenStream(Exception):
@@ -289,14 +331,19 @@ class FrameReader:
 
 
 def _assignment(data: bytes, start: int, end: int) -> Message:
-    ticket, lease, run_id, epoch, attempt = _ASSIGNMENT.unpack_from(data, start)
-    task, args, kwargs = data[start + _ASSIGNMENT.size : end].decode().split("\n")
-    return Assignment(ticket, lease, run_id, epoch, attempt, task, args, kwargs)
+    ticket, lease, run_id, epoch, attempt, failures = _ASSIGNMENT.unpack_from(data, start)
+    task, args, kwargs, occurrence, queue = data[start + _ASSIGNMENT.size : end].decode().split("\n", 4)
+    scheduled_for = float(occurrence) if occurrence else None
+    return Assignment(ticket, lease, run_id, epoch, attempt, failures, task, args, kwargs, queue, scheduled_for)
 
 
 def _outcome(data: bytes, start: int, end: int) -> Message:
-    run_id, epoch, verdict, duration = _OUTCOME.unpack_from(data, start)
-    return Outcome(run_id, epoch, _VERDICTS[verdict], duration, data[start + _OUTCOME.size : end].decode())
+    run_id, epoch, code, duration = _OUTCOME.unpack_from(data, start)
+    verdict, text, plan = _VERDICTS[code], data[start + _OUTCOME.size : end].decode(), None
+    if verdict in _PLANNED and "\n" in text:
+        first, text = text.split("\n")
+        plan = Plan(*json.loads(first))
+    return Outcome(run_id, epoch, verdict, duration, text, plan)
 
 
 def _progress(data: bytes, start: int, end: int) -> Message:
@@ -319,6 +366,12 @@ def _number_and_text(data: bytes, start: int, end: int) -> tuple[int, str]:
     return number, data[start + _NUMBER.size : end].decode()
 
 
+def _enqueued(data: bytes, start: int, end: int) -> Message:
+    number, text = _number_and_text(data, start, end)
+    task, _, queue = text.partition("\n")  # there is none in the path of a task
+    return Enqueued(task, queue, number)
+
+
 def _stop_order(data: bytes, start: int, end: int) -> Message:
     run_id, epoch = _TOKEN.unpack_from(data, start)
     return StopOrder(run_id, epoch, Stop(data[end - 1]))
@@ -336,6 +389,7 @@ _DECODERS: dict[int, Callable[[bytes, int, int], Message]] = {
     _Code.ANSWER: lambda data, start, end: Answer(*_number_and_text(data, start, end)),
     _Code.STACK_ORDER: lambda data, start, end: StackOrder(*_TOKEN.unpack_from(data, start)),
     _Code.STACK: _stack,
+    _Code.ENQUEUED: _enqueued,
     _Code.NEWS: lambda data, start, end: News(data[start:end].decode()),
 }
 
@@ -343,8 +397,8 @@ _DECODERS: dict[int, Callable[[bytes, int, int], Message]] = {
 def error_document(kind: str, message: str, **more: Any) -> str:
     """Return the JSON of one entry of ``Run.errors``; the database adds ``at``.
 
-    ``kind`` is one of exception, timeout, cancelled, shutdown, lost, result, unknown_task and unreachable. Text
-    that PostgreSQL cannot hold is shown escaped.
+    ``kind`` is one of exception, retry, timeout, cancelled, shutdown, lost, result, unknown_task, expired and
+    unreachable. Text that PostgreSQL cannot hold is shown escaped.
     """
     document = {"kind": kind, "message": message} | more
     return storable(json.dumps(document, ensure_ascii=False))

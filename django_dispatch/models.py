@@ -1,13 +1,14 @@
-"""What the database remembers: one row a run, one row a dispatcher's lease.
+"""What the database remembers: one row a run, one row a dispatcher's lease, one row a schedule, one row a rate's key.
 
-Only the store writes these tables. The life of a run, and who moves it on:
+Only the store writes runs and leases; a schedule may be edited by anybody at any time. The life of a run, and who moves
+it on:
 
 =============  ==========================================================  =========================================
 status         meaning                                                     moved on by
 =============  ==========================================================  =========================================
 SCHEDULED      due later: ``run_after``, or waiting for a retry            a dispatcher's promote step, to READY
 READY          may be claimed                                              claim, to RUNNING
-BLOCKED        its concurrency key is full                                 the finish that frees the key, to READY
+BLOCKED        waits at a limit: ``blocked_by`` says at which              admission, to READY
 RUNNING        claimed under a lease                                       finish, release or reclaim
 SUCCESSFUL     the body returned                                           final: prune, after its retention
 FAILED         it raised too often, timed out, or was lost too often       final: prune, after its retention
@@ -15,6 +16,7 @@ CANCELLED      somebody cancelled it                                       final
 =============  ==========================================================  =========================================
 """
 
+from datetime import timedelta
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -40,6 +42,7 @@ class Status(models.TextChoices):
 
 
 FINAL = (Status.SUCCESSFUL, Status.FAILED, Status.CANCELLED)
+UNFINISHED = ["SCHEDULED", "READY", "BLOCKED", "RUNNING"]
 
 
 class OnLost(models.TextChoices):
@@ -49,12 +52,38 @@ class OnLost(models.TextChoices):
     FAIL = "fail", _("fail, at most once")
 
 
+class OnDuplicate(models.TextChoices):
+    """What becomes of a run while another one of its key waits or runs."""
+
+    PARALLEL = "parallel", _("run beside it")
+    DISCARD = "discard", _("is not recorded")
+    SERIAL = "serial", _("runs after it")
+    QUEUE_ONE = "queue_one", _("runs after it, if none waits yet")
+    REPLACE = "replace", _("takes the place of the one that waits")
+
+
 class Source(models.TextChoices):
     """The door by which a run came in. Rows of ``sql`` are announced by the table's own trigger."""
 
     APP = "app", _("application")
     SQL = "sql", _("plain SQL")
     NOTIFY = "notify", _("message")
+    SCHEDULE = "schedule", _("schedule")
+
+
+class CatchUp(models.TextChoices):
+    """What becomes of occurrences that no dispatcher was there for."""
+
+    NONE = "none", _("skip what is more than a minute late")
+    LAST = "last", _("run the last one missed")
+    ALL = "all", _("run every one missed")
+
+
+class Overlap(models.TextChoices):
+    """Whether an occurrence is enqueued while a run of the same schedule has not ended."""
+
+    ALLOW = "allow", _("enqueue beside it")
+    SKIP = "skip", _("skip the occurrence")
 
 
 class Lease(models.Model):
@@ -87,6 +116,66 @@ class Lease(models.Model):
         return f"{self.node} ({str(self.id)[:8]})"
 
 
+class Schedule(models.Model):
+    """A rule that enqueues runs of a task at times: ``cron``, or ``every`` so often, or ``once_at`` a time.
+
+    What the database's trigger sees to, whoever writes: a changed rule gets a new ``revision`` and wakes dispatchers,
+    and ``next_at`` and ``last_at`` of a rule that has not changed never move back.
+    """
+
+    class Source(models.TextChoices):
+        CODE = "code", _("code")
+        ADMIN = "admin", _("admin")
+
+    id = models.BigAutoField(primary_key=True)
+    name = models.CharField(_("name"), max_length=255, unique=True)
+    task = models.CharField(_("task"), max_length=255)
+    args = models.JSONField(_("args"), default=list, blank=True, db_default=[])
+    kwargs = models.JSONField(_("kwargs"), default=dict, blank=True, db_default={})
+    # Null means: as the task says.
+    queue = models.CharField(_("queue"), max_length=100, null=True, blank=True)
+    priority = models.SmallIntegerField(_("priority"), null=True, blank=True)
+    enabled = models.BooleanField(_("enabled"), default=True, db_default=True)
+    cron = models.CharField(_("cron"), max_length=100, null=True, blank=True)
+    every = models.DurationField(_("every"), null=True, blank=True)
+    once_at = models.DateTimeField(_("once at"), null=True, blank=True)
+    time_zone = models.CharField(_("time zone"), max_length=64, default="UTC", db_default="UTC")
+    start_at = models.DateTimeField(_("start at"), null=True, blank=True)
+    end_at = models.DateTimeField(_("end at"), null=True, blank=True)
+    catch_up = models.CharField(
+        _("catch up"), max_length=4, choices=CatchUp.choices, default=CatchUp.LAST, db_default=CatchUp.LAST
+    )
+    catch_up_window = models.DurationField(
+        _("catch-up window"), default=timedelta(days=1), db_default=timedelta(days=1)
+    )
+    overlap = models.CharField(
+        _("overlap"), max_length=5, choices=Overlap.choices, default=Overlap.ALLOW, db_default=Overlap.ALLOW
+    )
+    # Null: there is no next time, or it has not been worked out: then planned_revision is behind.
+    next_at = models.DateTimeField(_("next at"), null=True, blank=True, editable=False)
+    last_at = models.DateTimeField(_("last at"), null=True, blank=True, editable=False)
+    revision = models.PositiveIntegerField(_("revision"), default=1, db_default=1, editable=False)
+    planned_revision = models.PositiveIntegerField(_("planned revision"), default=0, db_default=0, editable=False)
+    problem = models.TextField(_("problem"), default="", blank=True, db_default="", editable=False)
+    source = models.CharField(
+        _("source"),
+        max_length=5,
+        choices=Source.choices,
+        default=Source.ADMIN,
+        db_default=Source.ADMIN,
+        editable=False,
+    )
+    # When a dispatcher last had it in its code; one that none has any more is not due.
+    declared_at = models.DateTimeField(_("declared at"), null=True, blank=True, editable=False)
+
+    class Meta:
+        verbose_name = _("schedule")
+        verbose_name_plural = _("schedules")
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class Run(models.Model):
     """One enqueued call of a task, from enqueue to a final status."""
 
@@ -110,10 +199,30 @@ class Run(models.Model):
     timeout = models.DurationField(_("timeout"), null=True, blank=True)
     on_lost = models.CharField(_("on lost"), max_length=7, choices=OnLost.choices, db_default=OnLost.REQUEUE)
     source = models.CharField(_("source"), max_length=10, choices=Source.choices, db_default=Source.SQL)
+    # The schedule that the run is an occurrence of, and which: its time by the rule. Run by hand it has no such time.
+    schedule = models.ForeignKey(
+        Schedule, models.DO_NOTHING, null=True, blank=True, db_constraint=False, db_index=False
+    )
+    scheduled_for = models.DateTimeField(_("scheduled for"), null=True, blank=True)
     # Of the message that the run came by, if it did: known as long as the row, so that no message makes two runs.
     uuid = models.CharField(_("message uuid"), max_length=255, null=True, blank=True)
     unique_key = models.CharField(_("unique key"), max_length=255, null=True, blank=True)
+    # It keeps its key until then, ended or not.
+    unique_until = models.DateTimeField(_("unique until"), null=True, blank=True)
+    on_duplicate = models.CharField(
+        _("on duplicate"), max_length=9, choices=OnDuplicate.choices, db_default=OnDuplicate.PARALLEL
+    )
+    # How many runs of the key may be READY or RUNNING, and become so in so many seconds.
     concurrency_key = models.CharField(_("concurrency key"), max_length=255, null=True, blank=True)
+    concurrency_limit = models.PositiveIntegerField(_("concurrency limit"), null=True, blank=True)
+    rate_amount = models.PositiveIntegerField(_("rate amount"), null=True, blank=True)
+    rate_seconds = models.FloatField(_("rate seconds"), null=True, blank=True)
+    # Where it waits while BLOCKED: at its concurrency key, then at its queue's, which is "queue:" and the name.
+    blocked_by = models.CharField(_("blocked by"), max_length=255, null=True, blank=True)
+    # Where it holds a place while it has not ended: 1: at its key; 2: at its key, if it has one, and at its queue.
+    places = models.PositiveSmallIntegerField(_("places"), db_default=0)
+    # Not started by then, it never will be. Says nothing about a run that was started once.
+    expires_at = models.DateTimeField(_("expires at"), null=True, blank=True)
     cancel_requested_at = models.DateTimeField(_("cancel requested at"), null=True, blank=True)
     progress = models.JSONField(_("progress"), null=True, blank=True)
     result = models.JSONField(_("result"), null=True, blank=True)
@@ -122,6 +231,8 @@ class Run(models.Model):
     # Seconds by final status, null: for ever. None at all: as RETENTION says when it is pruned.
     retention = models.JSONField(_("retention"), null=True, blank=True)
     enqueued_at = models.DateTimeField(_("enqueued at"), db_default=Now())
+    # Since when it can be claimed, if not since it was enqueued: it was due later, or it is READY again.
+    ready_at = models.DateTimeField(_("ready at"), null=True, blank=True)
     started_at = models.DateTimeField(_("started at"), null=True, blank=True)
     finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)
 
@@ -136,13 +247,38 @@ class Run(models.Model):
             ),
             # promote: the SCHEDULED runs, next due first
             models.Index(fields=["run_after"], name="dispatch_run_promote", condition=Q(status="SCHEDULED")),
+            # expire: the runs that wait for their first start, next to expire first
+            models.Index(
+                fields=["expires_at"],
+                name="dispatch_run_expire",
+                condition=Q(attempt=0, expires_at__isnull=False, status__in=["SCHEDULED", "READY", "BLOCKED"]),
+            ),
             # reclaim, release, cancel: the runs of one lease
             models.Index(fields=["lease"], name="dispatch_run_lease", condition=Q(lease__isnull=False)),
-            # unblock: how full a concurrency key is, and who waits for it
+            # admit: who waits at a limit, best first; and at which limits anybody does
             models.Index(
-                fields=["concurrency_key", "status"],
-                name="dispatch_run_concurrency",
-                condition=Q(concurrency_key__isnull=False, status__in=["RUNNING", "BLOCKED"]),
+                F("blocked_by"),
+                F("priority").desc(),
+                F("id"),
+                name="dispatch_run_blocked",
+                condition=Q(status="BLOCKED"),
+            ),
+            # admit: how many places of a key are taken, and of a queue
+            models.Index(
+                fields=["concurrency_key"],
+                name="dispatch_run_key_places",
+                condition=Q(concurrency_key__isnull=False, places__gt=0, status__in=UNFINISHED),
+            ),
+            models.Index(
+                fields=["queue"],
+                name="dispatch_run_queue_places",
+                condition=Q(places=2, status__in=UNFINISHED),
+            ),
+            # fire: whether a run of a schedule has not ended
+            models.Index(
+                fields=["schedule"],
+                name="dispatch_run_overlap",
+                condition=Q(schedule__isnull=False, finished_at__isnull=True),
             ),
             # prune: the final runs that are kept as RETENTION says, oldest first
             models.Index(
@@ -159,6 +295,10 @@ class Run(models.Model):
             ),
             # receive: each message that every dispatcher hears makes one run
             models.UniqueConstraint(fields=["uuid"], name="dispatch_run_uuid", condition=Q(uuid__isnull=False)),
+            # fire: each occurrence is one run
+            models.UniqueConstraint(
+                fields=["schedule", "scheduled_for"], name="dispatch_run_slot", condition=Q(schedule__isnull=False)
+            ),
             models.CheckConstraint(name="dispatch_run_priority", condition=Q(priority__range=(-100, 100))),
             models.CheckConstraint(
                 name="dispatch_run_running_has_lease",
@@ -170,7 +310,24 @@ class Run(models.Model):
                 condition=Q(status="SCHEDULED", run_after__isnull=False)
                 | (~Q(status="SCHEDULED") & Q(run_after__isnull=True)),
             ),
+            # No statement, of whomever, gets a run past its limit: only admission gives places.
+            models.CheckConstraint(
+                name="dispatch_run_ready_has_place",
+                condition=Q(concurrency_key__isnull=True) | Q(places__gt=0) | ~Q(status__in=["READY", "RUNNING"]),
+            ),
+            models.CheckConstraint(
+                name="dispatch_run_blocked_by_something",
+                condition=~Q(status="BLOCKED") | (Q(blocked_by__isnull=False) & ~Q(blocked_by="")),
+            ),
+            models.CheckConstraint(
+                name="dispatch_run_key_is_no_queue",
+                condition=Q(concurrency_key__isnull=True)
+                | (~Q(concurrency_key="") & ~Q(concurrency_key__startswith="queue:")),
+            ),
         ]
+
+    is_duplicate = False
+    """Whether an enqueue that would have been a duplicate returned this run, which was there before."""
 
     def __str__(self) -> str:
         return f"{self.task} #{self.pk}"
@@ -203,3 +360,18 @@ class PausedQueue(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+class Bucket(models.Model):
+    """How many runs of a rate's key may become READY now; it fills by itself. A key without a bucket has a full one."""
+
+    key = models.CharField(_("key"), max_length=255, primary_key=True)
+    tokens = models.FloatField(_("tokens"))
+    filled_at = models.DateTimeField(_("filled at"))
+
+    class Meta:
+        verbose_name = _("bucket")
+        verbose_name_plural = _("buckets")
+
+    def __str__(self) -> str:
+        return self.key

@@ -22,6 +22,11 @@ def private_queue(lease_id: UUID) -> str:
     return f"{PRIVATE_PREFIX}{lease_id}"
 
 
+def shown(queue: str) -> str:
+    """Return the name under which a queue is counted: private ones are as many as there were dispatchers."""
+    return PRIVATE_PREFIX.rstrip(":") if queue.startswith(PRIVATE_PREFIX) else queue
+
+
 def is_plain(pattern: str) -> bool:
     """Return whether the pattern is the name of one queue."""
     return "*" not in pattern and not pattern.startswith("-")

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import json
 import logging
 import sys
 import threading
@@ -30,23 +31,30 @@ from django.utils.module_loading import module_has_submodule
 
 from .arguments import encode
 from .context import TaskContext
+from .declarations import Schedules, declare
 from .enqueue import (
     Call,
     EnqueueOptions,
     Options,
     broadcast,
+    check_expires,
     check_max_attempts,
     check_options,
     check_priority,
     check_queue,
     check_retention,
     check_timeout,
+    check_unique_for,
     enqueue,
     enqueue_many,
+    is_limited,
     retention_document,
 )
 from .exceptions import InvalidArguments, InvalidOption, InvalidTask, UnknownTask
+from .limits import OnDuplicate, check_limits
+from .policy import RetryOptions, check_retries
 from .store.base import NewRun
+from .store.schedule_rows import Declaration
 
 if sys.version_info >= (3, 14):
     import annotationlib
@@ -74,7 +82,8 @@ class Task(Generic[P, R_co]):
     """A registered function, or class with ``run``, and the options its runs have by default.
 
     Calling it runs the body here and now. The other verbs record a run and return it; none of them executes it.
-    ``timeout`` and ``max_attempts`` are read when a run starts, the other options are written when it is enqueued.
+    ``queue``, ``priority``, ``on_lost`` and ``expires`` are written when a run is enqueued, the other options are read
+    when it starts or has failed.
     """
 
     def __init__(
@@ -86,15 +95,29 @@ class Task(Generic[P, R_co]):
         timeout: timedelta | float | None = None,
         max_attempts: int = 1,
         bind: bool = False,
+        atomic: bool = False,
         on_lost: OnLost = "requeue",
+        expires: timedelta | float | None = None,
+        schedule: Schedules | None = None,
+        every: timedelta | None = None,
+        on_start: bool = False,
+        concurrency: int | None = None,
+        rate: str | None = None,
+        key: str | Callable[..., str] | None = None,
+        on_duplicate: OnDuplicate = "parallel",
+        unique_for: timedelta | float | None = None,
         retention: RetentionOption = None,
         broadcast: bool = False,
+        **retries: Unpack[RetryOptions],
     ) -> None:
         self.path = _path_of(function)
         body = _body_of(self.path, function)
         self.is_async = iscoroutinefunction(body)
         self.bind = bind
         self.broadcast = broadcast
+        self.atomic = atomic
+        if atomic and self.is_async:
+            raise InvalidTask(f"Task {self.path!r}: only a synchronous body can be atomic, as in Django.")
         self.signature = self.__signature__ = _signature_of(self.path, function, bind=bind)
         try:
             self.queue = queue if callable(queue) else check_queue(queue)
@@ -102,8 +125,24 @@ class Task(Generic[P, R_co]):
             self.timeout = None if timeout is None else check_timeout(timeout)
             self.max_attempts = check_max_attempts(max_attempts)
             self.retention = check_retention(retention)
-        except InvalidOption as error:
+            self.limits = check_limits(
+                self.signature,
+                concurrency=concurrency,
+                rate=rate,
+                key=key,
+                on_duplicate=on_duplicate,
+                unique_seconds=None if unique_for is None else check_unique_for(unique_for).total_seconds(),
+            )
+            self.expires = None if expires is None else check_expires(expires)
+            self.retries = check_retries(**retries)
+            self.schedules = tuple(declare(self.path, self.signature, schedule, every))
+        except (InvalidOption, InvalidTask) as error:
             raise InvalidTask(f"Task {self.path!r}: {error}") from None
+        except InvalidArguments as error:
+            raise InvalidTask(str(error)) from None
+        if on_start:
+            _check_is_callable_without_arguments(self.path, self.signature)
+        self.on_start = bool(on_start)
         if on_lost not in get_args(OnLost):
             raise InvalidTask(f"Task {self.path!r}: on_lost must be 'requeue' or 'fail', not {on_lost!r}.")
         self.on_lost = on_lost
@@ -139,7 +178,7 @@ class Task(Generic[P, R_co]):
 
         Raises InvalidArguments or InvalidOption.
         """
-        return self._enqueue(self._new_run(args, kwargs or {}, check_options(**options)))
+        return self._enqueue(self.new_run(args, kwargs or {}, **options))
 
     def delay_many(
         self,
@@ -152,6 +191,8 @@ class Task(Generic[P, R_co]):
         names the index. The options are those of apply_async(), the same for every run.
         """
         checked = check_options(**options)
+        if checked.idempotency_key is not None:
+            raise InvalidOption("idempotency_key is for one run: with delay_many every run would be the first one.")
         news = [self._new_run_of_call(index, call, checked) for index, call in enumerate(calls)]
         return broadcast(news) if self.broadcast else enqueue_many(news)
 
@@ -184,21 +225,56 @@ class Task(Generic[P, R_co]):
         """What is written into its runs about how long they are kept; None: as ``RETENTION`` says when they go."""
         return None if self.retention is None else retention_document(self.retention)
 
+    def new_run(self, args: Sequence[Any], kwargs: Mapping[str, Any], **options: Unpack[EnqueueOptions]) -> NewRun:
+        """Return the run that apply_async() would enqueue. Raises as it does."""
+        return self._new_run(args, kwargs, check_options(**options))
+
+    def declared(self, time_zone: str) -> list[Declaration]:
+        """Return the schedules of this task, with the time zone and the queue of those that name none."""
+        return [
+            one._replace(time_zone=one.time_zone or time_zone, queue=one.queue or self._queue_of(one))
+            for one in self.schedules
+        ]
+
+    def _queue_of(self, declaration: Declaration) -> str | None:
+        """The queue of a call by schedule, if a function of its arguments says so; None: as the task says."""
+        if isinstance(self.queue, str):
+            return None
+        try:
+            return self._queue_for(json.loads(declaration.args), json.loads(declaration.kwargs))
+        except Exception:
+            logger.exception("Task %s: its queue function fails for schedule %s", self.path, declaration.name)
+            return None
+
     def _new_run(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: Options) -> NewRun:
         args_json, kwargs_json = encode(self.path, self.signature, args, kwargs)
+        if options.key is not None and not self.limits.is_any:
+            raise InvalidOption(f"Task {self.path!r} has neither a limit nor on_duplicate: a key would mean nothing.")
+        keys = self.limits.keys_of(self.path, self.signature, args, kwargs, options.key)
+        queue = options.queue or self._queue_for(args, kwargs)
         return NewRun(
             task=self.path,
             args=args_json,
             kwargs=kwargs_json,
-            queue=options.queue or self._queue_for(args, kwargs),
+            queue=queue,
             priority=self.priority if options.priority is None else options.priority,
             run_after=options.run_after,
             delay_seconds=options.delay_seconds,
             max_attempts=options.max_attempts,
             timeout_seconds=options.timeout_seconds,
             on_lost=self.on_lost,
+            uuid=options.idempotency_key,
+            is_limited=is_limited(queue),
+            expires_at=options.expires_at,
+            expires_seconds=self._expires_seconds(options),
             retention=self.retention_text,
+            **keys._asdict(),
         )
+
+    def _expires_seconds(self, options: Options) -> float | None:
+        if options.expires_at is not None or options.expires_seconds is not None or self.expires is None:
+            return options.expires_seconds
+        return self.expires.total_seconds()
 
     def _new_run_of_call(self, index: int, call: object, options: Options) -> NewRun:
         if isinstance(call, tuple):
@@ -255,9 +331,20 @@ def task(
     priority: int = ...,
     timeout: timedelta | float | None = ...,
     max_attempts: int = ...,
+    atomic: bool = ...,
     on_lost: OnLost = ...,
+    expires: timedelta | float | None = ...,
+    schedule: Schedules | None = ...,
+    every: timedelta | None = ...,
+    on_start: bool = ...,
+    concurrency: int | None = ...,
+    rate: str | None = ...,
+    key: str | Callable[..., str] | None = ...,
+    on_duplicate: OnDuplicate = ...,
+    unique_for: timedelta | float | None = ...,
     retention: RetentionOption = ...,
     broadcast: bool = ...,
+    **retries: Unpack[RetryOptions],
 ) -> _BindingDecorator: ...
 @overload
 def task(
@@ -267,17 +354,38 @@ def task(
     priority: int = ...,
     timeout: timedelta | float | None = ...,
     max_attempts: int = ...,
+    atomic: bool = ...,
     on_lost: OnLost = ...,
+    expires: timedelta | float | None = ...,
+    schedule: Schedules | None = ...,
+    every: timedelta | None = ...,
+    on_start: bool = ...,
+    concurrency: int | None = ...,
+    rate: str | None = ...,
+    key: str | Callable[..., str] | None = ...,
+    on_duplicate: OnDuplicate = ...,
+    unique_for: timedelta | float | None = ...,
     retention: RetentionOption = ...,
     broadcast: bool = ...,
+    **retries: Unpack[RetryOptions],
 ) -> _Decorator: ...
 def task(function: Any = None, /, **options: Any) -> Any:
     """Make a function, a coroutine function or a class with ``run`` a task; bare, or with options.
 
     ``queue`` is a name, or a function of the call's arguments that returns one; ``priority`` goes from -100 to 100,
     higher first; ``timeout`` is a timedelta or seconds; ``max_attempts`` counts the first attempt too; ``bind`` puts
-    a TaskContext before the arguments; ``on_lost="fail"`` never repeats a body whose end nobody saw; ``retention``
-    says how long ended runs are kept: a timedelta or seconds, or these by status, None meaning for ever;
+    a TaskContext before the arguments; ``on_lost="fail"`` never repeats a body whose end nobody saw; a run that was not
+    started within ``expires`` never is; ``atomic`` makes what the body writes and its success one transaction.
+
+    ``schedule`` (a cron expression, a Cron or Every, or a list of them) and ``every`` (a timedelta) enqueue runs at
+    times; ``on_start`` enqueues one whenever a dispatcher of its queue starts.
+
+    ``concurrency`` is how many runs at once, over all dispatchers, and ``rate``, as ``"100/m"``, how many in a time: of
+    the task, or of each ``key``, a text with the names of parameters in braces or a function of the arguments.
+    ``on_duplicate`` says what becomes of a run while another of its key, or with its arguments, waits or runs;
+    ``unique_for`` has duplicates discarded for so long after the enqueue.
+
+    ``retention`` says how long ended runs are kept: a timedelta or seconds, or these by status, None meaning for ever;
     ``broadcast`` makes each enqueue one run for every live dispatcher that serves the queue. Raises InvalidTask. Type
     checkers that ignore what a class decorator returns, as mypy does, want ``report = task(Report)``.
     """
@@ -379,6 +487,13 @@ def _signature_of(path: str, function: Any, *, bind: bool) -> inspect.Signature:
         if not isinstance(inspect.getattr_static(function, "run"), staticmethod | classmethod):
             signature = _without_first(path, signature, "self")
     return _without_first(path, signature, "the context that bind=True passes") if bind else signature
+
+
+def _check_is_callable_without_arguments(path: str, signature: inspect.Signature) -> None:
+    try:
+        signature.bind()
+    except TypeError as error:
+        raise InvalidTask(f"Task {path!r} is called without arguments on_start, but {error}.") from None
 
 
 def _without_first(path: str, signature: inspect.Signature, what: str) -> inspect.Signature:

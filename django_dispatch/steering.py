@@ -1,4 +1,4 @@
-"""Change what becomes of runs: cancel one, run it again, pause its queue; from the admin, a view or the shell.
+"""Change what becomes of runs: cancel one, run it again, run a schedule now, pause a queue. From a view, or a shell.
 
 Each is one statement on ``DISPATCH["DATABASE"]``, in the caller's transaction if there is one.
 """
@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING
 
 from django.utils import timezone
 
-from . import conf
+from . import conf, registry
 from .arguments import is_storable
-from .enqueue import check_duration, check_moment, check_queue
+from .enqueue import check_duration, check_moment, check_queue, count_after_commit
 from .exceptions import InvalidOption
 from .store import postgres_enqueue as store
 from .store import postgres_queues as queues
-from .wakeups.base import Wakeup
+from .store import postgres_schedules
+from .wakeups.base import Wakeup, blocked_wakeups
 from .wakeups.sending import wake_after_commit
 
 if TYPE_CHECKING:
-    from .models import Run
+    from .models import Run, Schedule
 
 MAX_REASON_LENGTH = 1000
 MAX_BY_LENGTH = 150
@@ -52,18 +53,40 @@ def cancel_many(runs: "Iterable[Run | int]") -> dict[int, CancelAnswer]:
     answers |= {run.id: CancelAnswer(run.answer) for run in found}
     for lease_id in dict.fromkeys(run.lease_id for run in found if run.lease_id is not None):
         wake_after_commit(using, Wakeup("cancel", str(lease_id)))
+    for wakeup in blocked_wakeups(dict.fromkeys(key for run in found for key in run.freed)):
+        wake_after_commit(using, wakeup)
     return answers
 
 
 def run_again(run: "Run | int") -> "Run":
     """Enqueue a copy of a run that has ended, and return it; the old one stays, ``meta["rerun_of"]`` names it.
 
+    The copy waits at the same limits, and is recorded even if another run of its key is there.
+
     Raises InvalidOption if the run has not ended or does not exist.
     """
     using = conf.current().database
-    new = store.rerun(using, _id_of(run))
+    new = store.rerun(using, _id_of(run), limited_queues=conf.current().queue_limits.keys())
     if new is None:
         raise InvalidOption(f"Run {_id_of(run)} cannot be run again: it has not ended, or does not exist.")
+    wakeup = Wakeup("ready", new.queue) if new.blocked_by is None else Wakeup("blocked", new.blocked_by)
+    wake_after_commit(using, wakeup)
+    count_after_commit(using, {(new.task, new.queue): 1})
+    return new
+
+
+def run_now(schedule: "Schedule") -> "Run":
+    """Enqueue a run of a schedule, enabled or not, and return it. Its times stay as they are.
+
+    Raises UnknownTask, InvalidArguments or InvalidOption where this process could not enqueue such a run.
+    """
+    using = conf.current().database
+    registry.autodiscover()
+    task = registry.get(schedule.task)
+    like = task.new_run(schedule.args, schedule.kwargs, queue=schedule.queue, priority=schedule.priority)
+    new = postgres_schedules.run_now(using, schedule.pk, like)
+    if new is None:
+        raise InvalidOption(f"Schedule {schedule.name!r} does not exist any more.")
     wake_after_commit(using, Wakeup("ready", new.queue))
     return new
 

@@ -28,7 +28,8 @@ KEPT = Path(os.environ.get("STATE_DIR", BASE_DIR)) / ".demo"
 PORT = os.environ.get("DEMO_PORT", "8000")
 SITE_URL = f"http://127.0.0.1:{PORT}"
 COLOURS = {"demo": 36, "web": 34, "dispatcher": 32, "orders": 33}
-DISPATCHER = ("rundispatcher", "--no-reload")
+METRICS_PORT = os.environ.get("DEMO_METRICS_PORT", "8070")
+DISPATCHER = ("rundispatcher", "--no-reload", f"--metrics-port={METRICS_PORT}")
 TICK_SECONDS = 0.1
 RESTART_SECONDS = 1.0
 # A dispatcher lets its runs end first; this is longer than it may take for that.
@@ -94,7 +95,7 @@ def prepare() -> dict[str, str]:
     if not os.environ.get("DATABASE_URL"):
         say("demo", "starting PostgreSQL")
         os.environ["DATABASE_URL"] = postgres.ensure_server()
-    os.environ |= {"SITE_URL": SITE_URL, "DJANGO_SETTINGS_MODULE": "testproject.settings"}
+    os.environ |= {"SITE_URL": SITE_URL, "SHOP_SCHEDULES": "1", "DJANGO_SETTINGS_MODULE": "testproject.settings"}
     KEPT.mkdir(parents=True, exist_ok=True)
     django.setup()
     call_command("migrate", verbosity=0)
@@ -138,6 +139,7 @@ def _greet(pid: int) -> None:
         f"  The shop          {SITE_URL}/",
         f"  The admin         {SITE_URL}/admin/",
         f"  user, password    admin  {_password()}",
+        f"  Metrics           http://127.0.0.1:{METRICS_PORT}/metrics",
         "",
         f"  The dispatcher has pid {pid}. Nothing gets lost:",
         "",

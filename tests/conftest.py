@@ -40,8 +40,8 @@ def server_url(pg_bin: Path | None) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def django_db_modify_db_settings(server_url: str) -> None:
-    """Point Django at the server before pytest-django makes the test database on it."""
+def django_db_modify_db_settings(server_url: str, django_db_modify_db_settings_parallel_suffix: None) -> None:
+    """Point Django at the server before pytest-django makes the test database on it, one for each worker."""
     settings.DATABASES["default"].update(postgres.django_database(server_url))
 
 

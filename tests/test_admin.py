@@ -586,6 +586,9 @@ def test_the_size_of_an_executor_that_died_is_shown() -> None:
     html = display.error_blocks([{"kind": "lost", "message": message, "executor": "web1:7", "peak_kb": 300 * 1024}])
     assert message in html
     assert "lost · web1:7 · peak memory 300 MB" in html
+    html = display.error_blocks([{"kind": "lost", "message": message, "log": "WARNING <shop>: low", "note": "<odd>"}])
+    assert "WARNING &lt;shop&gt;: low" in html
+    assert "&lt;odd&gt;" in html
     assert "peak memory" not in display.error_blocks(
         [{"message": "no", "peak_kb": 0}, {"message": "no", "peak_kb": "x"}]
     )
@@ -610,3 +613,11 @@ def test_what_is_cut_off_is_not_even_encoded() -> None:
             raise AssertionError
 
     assert "Cut off" in display.json_block(["x" * 200_000, Unprintable()])
+
+
+def test_a_run_that_waits_at_a_limit_says_at_which(admin_client: Client) -> None:
+    run = a_run(concurrency_key="key:tenant-7", concurrency_limit=3, unique_key="discard:key:tenant-7")
+    page = run_page(admin_client, run)
+    assert "Blocked by" in page
+    assert page.count("key:tenant-7") >= 3
+    assert "discard:key:tenant-7" in page

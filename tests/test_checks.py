@@ -14,6 +14,7 @@ from django.core.management.base import SystemCheckError
 from django.db import connections
 
 from django_dispatch import checks
+from django_dispatch.models import Schedule
 
 
 @pytest.fixture
@@ -114,6 +115,18 @@ def test_e004_psycopg_3_cannot_be_imported(settings: Any, monkeypatch: pytest.Mo
     assert "django_dispatch.E004" in ids_of(checks.check_settings())
 
 
+@pytest.mark.parametrize(
+    ("raw", "is_told"), [({"METRICS_PORT": 9000}, True), ({"METRICS_PORT": 0}, False), ({}, False)]
+)
+def test_w004_a_port_for_metrics_without_prometheus_client(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, raw: Any, is_told: bool
+) -> None:
+    settings.DISPATCH = raw
+    assert "django_dispatch.W004" not in ids_of(checks.check_settings())
+    monkeypatch.setattr(checks, "can_be_exposed", lambda: False)
+    assert ("django_dispatch.W004" in ids_of(checks.check_settings())) is is_told
+
+
 BROKEN_APP_CHECKED = """
 import sys
 import django
@@ -142,6 +155,15 @@ def test_e005_a_broken_task_module_that_the_settings_checks_do_not_import(tmp_pa
     assert "AssertionError" not in done.stderr
     assert "django_dispatch.E005" in done.stderr
     assert "'broken_app.tasks' cannot be imported: ModuleNotFoundError: No module named 'a_mod" in done.stderr
+
+
+def test_w005_a_schedule_that_was_flagged(db: None) -> None:
+    Schedule.objects.create(name="good", task="shop.report", cron="@daily")
+    Schedule.objects.create(name="bad", task="shop.report", cron="61 * * * *", problem="No cron.")
+    assert checks.check_schedules() == []
+    messages = checks.check_schedules(databases=["default"])
+    assert ids_of(messages) == ["django_dispatch.W005"]
+    assert messages[0].msg == "The schedule 'bad' has a problem: No cron."
 
 
 def test_manage_check_fails_on_a_broken_setting(settings: Any) -> None:

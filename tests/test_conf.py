@@ -9,6 +9,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
 from django_dispatch import conf
+from django_dispatch.rates import Limit, Rate
 
 NAN, INF = float("nan"), float("inf")
 HUGE = 10**5000  # its repr raises
@@ -33,8 +34,9 @@ SECONDS = ["POLL_INTERVAL", "LEASE_TTL", "CANCEL_GRACE", "SHUTDOWN_TIMEOUT", "EX
 OPTIONAL_SECONDS = ["RENEW_INTERVAL", "LEASE_MARGIN", "DEFAULT_TIMEOUT", "EXECUTOR_MAX_AGE", "PRIORITY_AGING"]
 COUNTS = ["PROCESSES", "ASYNC_CONCURRENCY", "CLAIM_LIMIT", "MAX_INTERRUPTIONS"]
 OPTIONAL_COUNTS = ["EXECUTOR_MAX_RUNS", "EXECUTOR_MAX_MEMORY_MB"]
-TEXTS = ["DATABASE", "LISTEN_DSN", "NODE", "CONTROL_CHANNEL"]
-OTHERS = ["WAKEUPS", "QUEUES", "QUEUE_WEIGHTS", "RETENTION", "NOTIFY_CHANNELS"]
+TEXTS = ["DATABASE", "LISTEN_DSN", "NODE", "CONTROL_CHANNEL", "METRICS_HOST"]
+QUEUES = ["QUEUES", "QUEUE_WEIGHTS", "QUEUE_LIMITS"]
+OTHERS = ["WAKEUPS", *QUEUES, "RETENTION", "NOTIFY_CHANNELS", "METRICS_PORT", "LOG_FORMAT"]
 KEYS = [*SECONDS, *OPTIONAL_SECONDS, *COUNTS, *OPTIONAL_COUNTS, *TEXTS, *OTHERS]
 
 
@@ -56,6 +58,17 @@ def test_every_key_is_covered_here() -> None:
     assert sorted(KEYS) == sorted(
         field.name.removesuffix("_seconds").upper() for field in fields(conf.DispatchSettings)
     )
+
+
+def test_queue_limits_are_numbers_rates_or_both() -> None:
+    limits = {"mail": 5, "api": "100/m", "both": {"concurrency": 2, "rate": "1/s"}}
+    assert accepted({"QUEUE_LIMITS": limits}).queue_limits == {
+        "mail": Limit(5),
+        "api": Limit(None, Rate(100, 60)),
+        "both": Limit(2, Rate(1, 1)),
+    }
+    (problem,) = refused({"QUEUE_LIMITS": {"mail": "5 a minute"}})
+    assert "has a limit for 'mail' that breaks the rule: rate must be a text such as '100/m'" in problem.message
 
 
 def test_the_empty_setting_is_the_defaults() -> None:

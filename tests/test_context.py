@@ -7,8 +7,8 @@ from uuid import UUID
 
 import pytest
 
-from django_dispatch import InvalidOption, RunContextFilter, TaskContext
-from django_dispatch.context import current_run_id, current_task
+from django_dispatch import InvalidOption, TaskContext
+from django_dispatch.logs import current_run, run_fields
 
 
 def a_context(**given: Any) -> TaskContext:
@@ -21,10 +21,6 @@ def a_context(**given: Any) -> TaskContext:
         "why_stop": None,
     }
     return TaskContext(**(facts | given))
-
-
-def a_record(**extra: Any) -> logging.LogRecord:
-    return logging.getLogger("elsewhere").makeRecord("elsewhere", 20, "f", 1, "text", (), None, extra=extra)
 
 
 def test_the_uuid_is_the_same_for_every_attempt_of_a_run_and_no_other() -> None:
@@ -77,32 +73,14 @@ def test_progress_that_cannot_be_stored_is_refused(context: TaskContext, report:
         context.progress(*report)
 
 
-def test_the_log_of_a_context_carries_the_run_and_the_task(caplog: pytest.LogCaptureFixture) -> None:
-    token = current_task.set("shop.tasks.add")
+def test_the_log_of_a_context_names_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    token = current_run.set(run_fields(7, "shop.tasks.add", "mail", 2))
     try:
         with caplog.at_level(logging.INFO, "django_dispatch.task"):
             a_context().log.info("hello", extra={"order": 5})
     finally:
-        current_task.reset(token)
+        current_run.reset(token)
     (record,) = caplog.records
-    assert (record.name, vars(record)["run_id"], vars(record)["task"], vars(record)["order"]) == (
-        *("django_dispatch.task", 7, "shop.tasks.add", 5),
-    )
-
-
-def test_the_filter_puts_the_current_run_on_every_record() -> None:
-    tokens = current_run_id.set(9), current_task.set("shop.tasks.add")
-    try:
-        record = a_record()
-        assert RunContextFilter().filter(record)
-    finally:
-        current_run_id.reset(tokens[0])
-        current_task.reset(tokens[1])
-    assert (vars(record)["run_id"], vars(record)["task"]) == (9, "shop.tasks.add")
-
-
-def test_the_filter_names_no_run_outside_one_and_keeps_what_the_record_says() -> None:
-    outside, told = a_record(), a_record(run_id=3, task="t")
-    assert RunContextFilter().filter(outside) and RunContextFilter().filter(told)
-    assert (vars(outside)["run_id"], vars(outside)["task"]) == (None, None)
-    assert (vars(told)["run_id"], vars(told)["task"]) == (3, "t")
+    assert record.name == "django_dispatch.task"
+    found = {name: vars(record)[name] for name in ("run_id", "task", "queue", "attempt", "order")}
+    assert found == {"run_id": 7, "task": "shop.tasks.add", "queue": "mail", "attempt": 2, "order": 5}

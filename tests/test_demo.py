@@ -32,7 +32,8 @@ class Demo:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "testproject.demo"],
             cwd=BASE_DIR,
-            env=env | {"STATE_DIR": str(state_dir), "DEMO_PORT": str(port)},
+            env=env
+            | {"STATE_DIR": str(state_dir), "DEMO_PORT": str(port), "DEMO_METRICS_PORT": str(postgres.free_port())},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -83,9 +84,11 @@ def demo(state_dir: Path) -> Iterator[Demo]:
 
 def test_the_demo_from_banner_to_ctrl_c(demo: Demo, state_dir: Path) -> None:
     password = demo.wait_for(r"user, password +admin +(\S+)")[1]
+    metrics = demo.wait_for(r"Metrics +(\S+)")[1]
     dispatcher = psutil.Process(int(demo.wait_for(r"kill -9 (\d+)")[1]))
     demo.wait_until(lambda _: any((state_dir / "sent_mail").glob("*")))
     assert can_log_in(demo.site, password)
+    assert "django_dispatch_runs_finished_total{" in httpx.get(metrics).text
 
     executors = dispatcher.children(recursive=True)
     dispatcher.kill()

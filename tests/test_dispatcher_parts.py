@@ -175,6 +175,7 @@ def test_a_flood_of_wakeups_is_no_flood_of_claims(database_url: str) -> None:
             max_runs=None,
             on_quiet=look_again,
             on_scheduled=lambda: None,
+            on_freed=lambda _: None,
             trouble=Trouble(),
             stats=Stats(),
         )
@@ -207,6 +208,7 @@ def test_a_claims_loop_that_has_nothing_to_do_is_well(monkeypatch: pytest.Monkey
             max_runs=None,
             on_quiet=lambda: None,
             on_scheduled=lambda: None,
+            on_freed=lambda _: None,
             trouble=Trouble(),
             stats=Mock(spec=Stats, succeed=lambda _: well.set()),
         )
@@ -232,6 +234,7 @@ def repeat(step: Any, until: asyncio.Event) -> Stats:
             poll_pause=lambda: 1,
             max_interruptions=3,
             retention={},
+            queue_limits={},
             own_lease=lambda: None,
             is_listening=lambda: True,
             on_ready=lambda _: None,

@@ -17,7 +17,8 @@ from django_dispatch.dispatcher import submissions
 from django_dispatch.dispatcher.commands import COMMANDS
 from django_dispatch.enqueue import EnqueueOptions
 from django_dispatch.management import database_commands
-from django_dispatch.models import Status
+from django_dispatch.models import CatchUp, Status
+from django_dispatch.schedules import Cron, Timing
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 DOCS = BASE_DIR / "docs"
@@ -97,9 +98,17 @@ def test_statuses_page_names_every_status_and_kind_of_error_and_no_other() -> No
 
 
 def test_tasks_page_names_every_public_name_and_enqueue_option() -> None:
-    page = read("tasks.md")
+    page = read("tasks.md") + read("logging.md")
     missing = {name for name in {*public_names, *EnqueueOptions.__annotations__} if not re.search(rf"\b{name}\b", page)}
     assert missing <= {"DispatchError", "Task", "UnknownTask"}, missing
+
+
+def test_schedules_page_names_every_option_and_policy_and_no_other() -> None:
+    page = read("schedules.md")
+    options = {field.name for timing in (Cron, Timing) for field in fields(timing)} - {"expression"}
+    assert set(first_cells(page.split("| option |")[1].split("What makes no sense")[0])) == options
+    policies = {word.strip('"') for word in first_cells(page.split("| `catch_up` | after")[1].split("With `")[0])}
+    assert policies == set(CatchUp.values)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

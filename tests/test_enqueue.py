@@ -45,6 +45,10 @@ def add(a: int, b: int = 0, **labels: str) -> int:
 def send(address: str) -> None: ...
 
 
+@task(expires=timedelta(hours=1))
+def errand() -> None: ...
+
+
 @task(bind=True)
 def who(context: TaskContext, name: str) -> None: ...
 
@@ -330,6 +334,25 @@ class TestApplyAsync:
             run = add.apply_async((1,), eta=datetime(2060, 1, 1, 12))
         assert run.run_after == datetime(2060, 1, 1, 12, tzinfo=ZoneInfo("America/New_York"))
 
+    @pytest.mark.parametrize("expires", [3600, SOON])
+    def test_expiry_counts_from_the_enqueue_by_the_clock_of_the_database(
+        self, transactional_db: None, expires: Any
+    ) -> None:
+        before = database_now()
+        runs = [add.apply_async((1,), expires=expires), *add.delay_many([(1,), (2,)], expires=expires), errand.delay()]
+        after = database_now()
+        for run in runs:
+            assert (run.status, run.run_after) == ("READY", None)
+            assert run.expires_at is not None
+            assert before + SOON < run.expires_at < after + SOON
+            assert attributes(run) == attributes(Run.objects.get(pk=run.pk))
+
+    def test_expiry_may_be_a_time_and_wins_over_that_of_the_task(self, db: None) -> None:
+        moment = timezone.now() + 2 * SOON
+        for run in (add.apply_async((1,), expires=moment), errand.apply_async(expires=moment, countdown=5)):
+            assert (run.expires_at, attributes(run)) == (moment, attributes(Run.objects.get(pk=run.pk)))
+        assert add.delay(1).expires_at is None
+
     @pytest.mark.parametrize(
         ("options", "reason"),
         [
@@ -347,6 +370,11 @@ class TestApplyAsync:
             ({"queue": "a\0"}, "queue"),
             ({"priority": 101}, "priority"),
             ({"max_attempts": 0}, "max_attempts"),
+            ({"expires": 0}, "expires"),
+            ({"expires": -1}, "expires"),
+            ({"expires": True}, "expires"),
+            ({"expires": float("nan")}, "expires"),
+            ({"expires": "tomorrow"}, "expires"),
         ],
     )
     def test_options_out_of_range_are_refused(self, db: None, options: Any, reason: str) -> None:

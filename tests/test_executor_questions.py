@@ -18,7 +18,7 @@ from django_dispatch.executors.limits import Lifetime, Limits
 from django_dispatch.executors.sync import SyncExecutor
 from django_dispatch.messages import Answer, Assignment, FrameReader, Question, Stop
 
-ASSIGNMENT = Assignment(7, b"l" * 16, 1, 1, 1, "task", "[]", "{}")
+ASSIGNMENT = Assignment(7, b"l" * 16, 1, 1, 1, 0, "task", "[]", "{}", "default")
 
 
 class Ends:

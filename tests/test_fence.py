@@ -127,7 +127,7 @@ def test_an_executor_starts_nothing_that_the_fence_does_not_allow(executor: Call
     tickets, their_tickets = socket.socketpair()
     stream, their_stream = socket.socketpair()
     # The task does not even exist: whoever looked it up would fail otherwise than expected here.
-    stream.sendall(Assignment(1, LEASE, 5, 9, 1, "nowhere.tasks.gone", "[]", "{}").encode())
+    stream.sendall(Assignment(1, LEASE, 5, 9, 1, 0, "nowhere.tasks.gone", "[]", "{}", "default").encode())
     tickets.sendall(pack_tickets([1]))
     with InAChild(
         lambda: executor(

@@ -9,7 +9,8 @@ from django_dispatch import retry
 from django_dispatch.dispatcher.death import Death, outcome_of
 from django_dispatch.dispatcher.executor import Flight
 from django_dispatch.finish import TaskFacts, settle
-from django_dispatch.messages import Kind, Outcome, Stop, Verdict
+from django_dispatch.messages import Kind, Outcome, Plan, Stop, Verdict
+from django_dispatch.retry import Linear
 from django_dispatch.store.base import ClaimedRun, Settlement
 
 RUN = ClaimedRun(
@@ -53,6 +54,9 @@ TABLE: list[tuple[Verdict, dict[str, Any], str, dict[str, Any]]] = [
     (Verdict.LOST, {"interruptions": 2}, "FAILED", LOST),
     (Verdict.LOST, {"failures": 2}, "READY", LOST),
     (Verdict.LOST, ONCE, "FAILED", LOST),
+    (Verdict.LOST_TOGETHER, {}, "READY", LOST),
+    (Verdict.LOST_TOGETHER, {"interruptions": 2}, "READY", LOST),
+    (Verdict.LOST_TOGETHER, ONCE, "FAILED", LOST),
     (Verdict.UNKNOWN_TASK, {}, "SCHEDULED", UNKNOWN | {"delay_seconds": 30.0}),
     (Verdict.UNKNOWN_TASK, {"interruptions": 1}, "SCHEDULED", UNKNOWN | {"delay_seconds": 90.0}),
     (Verdict.UNKNOWN_TASK, {"interruptions": 2}, "FAILED", UNKNOWN),
@@ -75,6 +79,45 @@ def test_the_outcomes_without_one() -> None:
         assert settle(RUN, outcome, FACTS, max_interruptions=3) == Settlement(5, 9, "SUCCESSFUL", result=result)
     released = Settlement(5, 9, "READY", was_started=False)
     assert settle(RUN, Outcome(5, 9, Verdict.UNSTARTED), FACTS, max_interruptions=3) == released
+    put_off = Outcome(5, 9, Verdict.UNSTARTED, plan=Plan(delay_seconds=1.0))
+    released = released._replace(status="SCHEDULED", delay_seconds=1.0)
+    assert settle(RUN, put_off, FACTS, max_interruptions=3) == released
+
+
+PLANS: list[tuple[Plan | None, dict[str, Any], str, dict[str, Any]]] = [
+    (Plan(is_final=True), {}, "FAILED", FAILED),
+    (Plan(delay_seconds=7.5), {}, "SCHEDULED", {"has_failed": True, "delay_seconds": 7.5}),
+    (Plan(delay_seconds=0.0), {}, "SCHEDULED", {"has_failed": True, "delay_seconds": 0.0}),
+    (Plan(delay_seconds=7.5), {"failures": 2}, "FAILED", FAILED),
+    (Plan(queue="q", priority=3), {}, "SCHEDULED", AGAIN | {"queue": "q", "priority": 3}),
+    (Plan(queue="q", priority=3), {"max_attempts": 1}, "FAILED", FAILED),
+]
+
+
+@pytest.mark.parametrize(("plan", "changes", "status", "settled"), PLANS)
+def test_what_an_executor_plans_is_followed_while_there_are_attempts_left(
+    plan: Plan, changes: dict[str, Any], status: str, settled: dict[str, Any]
+) -> None:
+    outcome = Outcome(5, 9, Verdict.RAISED, text="{}", plan=plan)
+    found = settle(RUN._replace(**changes), outcome, FACTS, max_interruptions=3)
+    assert found == Settlement(5, 9, status, error="{}", **settled)
+
+
+def test_a_snooze_counts_as_nothing() -> None:
+    outcome = Outcome(5, 9, Verdict.SNOOZED, plan=Plan(delay_seconds=60.0))
+    for changes in ({}, {"failures": 2}, {"max_attempts": 1}, {"on_lost": "fail"}):
+        found = settle(RUN._replace(**changes), outcome, FACTS, max_interruptions=1)
+        assert found == Settlement(5, 9, "SCHEDULED", delay_seconds=60.0)
+
+
+def test_the_rule_and_the_word_of_the_task_hold_without_an_executors_plan() -> None:
+    """So it is when a body had to be killed."""
+    facts = TaskFacts(Kind.SYNC, max_attempts=9, backoff=Linear(3))
+    timed_out = Outcome(5, 9, Verdict.TIMED_OUT, text="{}")
+    assert settle(RUN._replace(failures=1), timed_out, facts, max_interruptions=3).delay_seconds == 6
+    facts = TaskFacts(Kind.SYNC, max_attempts=9, retry_on_timeout=False)
+    assert settle(RUN, timed_out, facts, max_interruptions=3).status == "FAILED"
+    assert settle(RUN, timed_out._replace(verdict=Verdict.RAISED), facts, max_interruptions=3).status == "SCHEDULED"
 
 
 def test_a_task_that_nobody_knows_has_one_attempt() -> None:
@@ -82,10 +125,9 @@ def test_a_task_that_nobody_knows_has_one_attempt() -> None:
 
 
 def test_delays_grow_and_have_a_limit() -> None:
-    assert [retry.after_failure(n) for n in (1, 2, 3, 4)] == [1, 2, 4, 8]
     assert [retry.after_loss(n) for n in (1, 2, 3, 4)] == [0, 2, 4, 8]
     assert [retry.after_unknown_task(n) for n in (1, 2, 3)] == [30, 90, 270]
-    for rule in (retry.after_failure, retry.after_loss, retry.after_unknown_task):
+    for rule in (retry.after_loss, retry.after_unknown_task):
         assert rule(32_000) == 3600
 
 

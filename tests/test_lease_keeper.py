@@ -33,8 +33,8 @@ class LateStore(PostgresStore):
         super().acquire(lease, ttl_seconds=ttl_seconds)
         self.is_prompt.wait()
 
-    def renew(self, lease_id: UUID, *, ttl_seconds: float, is_draining: bool) -> bool:
-        is_ours = super().renew(lease_id, ttl_seconds=ttl_seconds, is_draining=is_draining)
+    def renew(self, lease_id: UUID, *, ttl_seconds: float, is_draining: bool, slots: int | None = None) -> bool:
+        is_ours = super().renew(lease_id, ttl_seconds=ttl_seconds, is_draining=is_draining, slots=slots)
         if not self.is_prompt.is_set():
             self.has_renewed.set()
         self.is_prompt.wait()

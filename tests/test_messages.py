@@ -12,10 +12,12 @@ import pytest
 from django_dispatch.executors.inbox import Inbox
 from django_dispatch.messages import (
     Assignment,
+    Enqueued,
     FrameReader,
     Message,
     News,
     Outcome,
+    Plan,
     Progress,
     Ready,
     Retiring,
@@ -33,12 +35,16 @@ LEASE = bytes(range(16))
 LARGE = json.dumps("x" * 300_000)
 MESSAGES: list[Message] = [
     Ready(),
-    Assignment(7, LEASE, 2**62, 4_000_000_000, 3, "shop.tasks.ü", '["a", {"b": "\\n"}]', "{}"),
-    Assignment(8, LEASE, 1, 1, 1, "shop.tasks.large", f"[{LARGE}]", "{}"),
+    Assignment(7, LEASE, 2**62, 4_000_000_000, 3, 2, "shop.tasks.ü", '["a", {"b": "\\n"}]', "{}", "a\nqueue"),
+    Assignment(8, LEASE, 1, 1, 1, 0, "shop.tasks.large", f"[{LARGE}]", "{}", "default"),
+    Assignment(9, LEASE, 1, 1, 1, 0, "shop.tasks.report", "[]", "{}", "a\nqueue", 1_774_745_999.999999),
     Started(2**62, 4_000_000_000),
     Progress(1, 2, '{"done":1}'),
+    Enqueued("shop.add", "a queue\nof two lines", 1 << 40),
     Outcome(1, 2, Verdict.RETURNED, 0.25, ""),
     Outcome(1, 2, Verdict.RAISED, 1e9, '{"message":"ü 🦉"}'),
+    Outcome(1, 2, Verdict.RAISED, 0.5, '{"message":"a"}', Plan(is_final=True)),
+    Outcome(1, 2, Verdict.SNOOZED, 0.5, "", Plan(False, 1e9, 'a "queue"\n', -5)),
     StopOrder(1, 2, Stop.SHUTDOWN),
     News('{"event":"ready"}'),
     Retiring(),
@@ -75,7 +81,7 @@ def pairs() -> Iterator[tuple[socket.socket, socket.socket, socket.socket, socke
 
 
 def assignment(ticket: int) -> Assignment:
-    return Assignment(ticket, LEASE, 100 + ticket, 1, 1, "shop.tasks.one", "[]", "{}")
+    return Assignment(ticket, LEASE, 100 + ticket, 1, 1, 0, "shop.tasks.one", "[]", "{}", "default")
 
 
 def test_a_ticket_goes_to_one_reader_only(pairs: Any) -> None:

@@ -22,24 +22,36 @@ from .databases import own_database
 from .wakeups import Ear
 
 ROOT = Path(__file__).resolve().parent.parent
-RUN, LEASE = "django_dispatch_run", "django_dispatch_lease"
+RUN, LEASE, SCHEDULE = "django_dispatch_run", "django_dispatch_lease", "django_dispatch_schedule"
 
+UNFINISHED = (
+    "((status)::text = ANY ((ARRAY['SCHEDULED'::character varying, 'READY'::character varying,"
+    " 'BLOCKED'::character varying, 'RUNNING'::character varying])::text[]))"
+)
 INDEXES = {
     "dispatch_run_claim": ("queue, priority DESC, id", "((status)::text = 'READY'::text)"),
     "dispatch_run_promote": ("run_after", "((status)::text = 'SCHEDULED'::text)"),
+    "dispatch_run_expire": (
+        "expires_at",
+        "((attempt = 0) AND (expires_at IS NOT NULL) AND ((status)::text = ANY ((ARRAY['SCHEDULED'::character varying,"
+        " 'READY'::character varying, 'BLOCKED'::character varying])::text[])))",
+    ),
     "dispatch_run_lease": ("lease_id", "(lease_id IS NOT NULL)"),
     "dispatch_run_uuid": ("uuid", "(uuid IS NOT NULL)"),
     "dispatch_run_unique": ("unique_key", "(unique_key IS NOT NULL)"),
-    "dispatch_run_concurrency": (
-        "concurrency_key, status",
-        "((concurrency_key IS NOT NULL) AND ((status)::text = ANY ((ARRAY['RUNNING'::character varying,"
-        " 'BLOCKED'::character varying])::text[])))",
+    "dispatch_run_blocked": ("blocked_by, priority DESC, id", "((status)::text = 'BLOCKED'::text)"),
+    "dispatch_run_key_places": (
+        "concurrency_key",
+        f"((concurrency_key IS NOT NULL) AND (places > 0) AND {UNFINISHED})",
     ),
     "dispatch_run_prune": ("finished_at", "((finished_at IS NOT NULL) AND (retention IS NULL))"),
     "dispatch_run_prune_own": (
         "(((finished_at AT TIME ZONE 'UTC'::text",
         "((finished_at IS NOT NULL) AND (retention IS NOT NULL))",
     ),
+    "dispatch_run_queue_places": ("queue", f"((places = 2) AND {UNFINISHED})"),
+    "dispatch_run_overlap": ("schedule_id", "((finished_at IS NULL) AND (schedule_id IS NOT NULL))"),
+    "dispatch_run_slot": ("schedule_id, scheduled_for", "(schedule_id IS NOT NULL)"),
 }
 STORAGE = {
     RUN: {
@@ -79,7 +91,8 @@ class TestTables:
             name: (definition.split("(", 1)[1].split(")")[0], predicate) for name, definition, predicate, _ in found
         }
         assert indexes == INDEXES
-        assert {name for name, *_, is_unique in found if is_unique} == {"dispatch_run_unique", "dispatch_run_uuid"}
+        unique = {"dispatch_run_unique", "dispatch_run_uuid", "dispatch_run_slot"}
+        assert {name for name, *_, is_unique in found if is_unique} == unique
 
     def test_a_lease_has_no_index_that_a_renewal_would_write(self, db: None) -> None:
         assert ask("SELECT count(*) FROM pg_index WHERE indrelid = %s::regclass", LEASE) == [(1,)]
@@ -88,7 +101,7 @@ class TestTables:
     def test_storage_is_that_of_a_queue(self, db: None, table: str) -> None:
         assert storage(table) == STORAGE[table]
 
-    @pytest.mark.parametrize(("table", "needed"), [(RUN, {"task"}), (LEASE, {"id"})])
+    @pytest.mark.parametrize(("table", "needed"), [(RUN, {"task"}), (LEASE, {"id"}), (SCHEDULE, {"name", "task"})])
     def test_every_other_column_has_a_default_or_may_be_null(self, db: None, table: str, needed: set[str]) -> None:
         found = ask(
             "SELECT column_name FROM information_schema.columns WHERE table_schema = current_schema()"
@@ -192,7 +205,7 @@ class TestPlainSql:
         [
             ("task, source", "'t', 'app'"),
             ("task, status, run_after", "'t', 'SCHEDULED', 'infinity'"),
-            ("task, status", "'t', 'BLOCKED'"),
+            ("task, status, source", "'t', 'BLOCKED', 'app'"),
         ],
     )
     def test_runs_announced_elsewhere_or_not_ready_wake_nobody(
@@ -230,6 +243,8 @@ class TestSteps:
             yield lambda target: call_command("migrate", "django_dispatch", target, database="steps", verbosity=0)
 
     def test_forwards_and_backwards(self, migrate: Callable[[str], None]) -> None:
+        migrate("0008")
+        assert len(self.schema()) > 3 + 9 + 4
         migrate("0002")
         first = self.schema()
         assert len(first) > 2 + 7 + 3

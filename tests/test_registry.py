@@ -6,7 +6,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import pytest
 from django.test import override_settings
 
 import django_dispatch
-from django_dispatch import InvalidTask, Task, TaskContext, UnknownTask, registry, task
+from django_dispatch import Fixed, InvalidTask, Task, TaskContext, UnknownTask, registry, task
 
 
 @task
@@ -95,6 +95,9 @@ def outside() -> Any:
     def inside() -> None: ...
 
     return inside
+
+
+async def coroutine(failures: int, error: BaseException) -> None: ...
 
 
 def moved(module: str) -> Any:
@@ -192,6 +195,18 @@ def test_what_cannot_be_a_task_is_refused_with_the_reason(function: Any, reason:
         ({"max_attempts": 0}, "max_attempts"),
         ({"max_attempts": 40_000}, "max_attempts"),
         ({"on_lost": "retry"}, "on_lost"),
+        *(({"backoff": value}, "backoff") for value in (-1, True, "5", float("nan"), float("inf"), None, 1e12)),
+        ({"backoff": timedelta(days=-1)}, "backoff"),
+        ({"backoff": timedelta.max}, "backoff"),
+        ({"backoff": coroutine}, "backoff"),
+        ({"backoff": Fixed}, "backoff"),
+        *(({"retry_on": value}, "retry_on") for value in (int, ValueError(), "ValueError", (ValueError, 5), None)),
+        ({"no_retry_on": [object]}, "no_retry_on"),
+        ({"retry_on_timeout": 1}, "retry_on_timeout"),
+        *(
+            ({"expires": value}, "expires")
+            for value in (0, -1, "5", True, float("nan"), datetime(2060, 1, 1, tzinfo=UTC))
+        ),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], reason: str) -> None:
@@ -199,6 +214,11 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], reason: str) 
         task(**options)(plain)
     assert reason in str(caught.value)
     assert f"{__name__}.plain" in str(caught.value)
+
+
+def test_only_a_synchronous_body_can_be_atomic() -> None:
+    with pytest.raises(InvalidTask, match="synchronous"):
+        task(atomic=True)(coroutine)
 
 
 @pytest.mark.parametrize("function", [no_parameter, only_keywords])
@@ -276,17 +296,26 @@ def test_the_package_and_tasks_can_be_imported_before_apps_are_ready_and_without
 def test_public_names() -> None:
     assert django_dispatch.__all__ == [
         "Call",
+        "Cancel",
         "CancelAnswer",
         "ControlError",
+        "Cron",
         "DispatchError",
+        "Every",
+        "Exponential",
+        "Fixed",
         "InvalidArguments",
         "InvalidOption",
         "InvalidTask",
+        "JsonFormatter",
+        "Linear",
+        "Retry",
         "RunCancelled",
         "RunContextFilter",
         "RunInterrupted",
         "RunStopped",
         "RunTimedOut",
+        "Snooze",
         "Task",
         "TaskContext",
         "UnknownTask",
@@ -295,6 +324,7 @@ def test_public_names() -> None:
         "pause_queue",
         "resume_queue",
         "run_again",
+        "run_now",
         "task",
     ]
     assert {name: getattr(django_dispatch, name).__name__ for name in django_dispatch.__all__} == {

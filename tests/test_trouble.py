@@ -4,14 +4,22 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+import psycopg
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, ProgrammingError
 
 from django_dispatch.dispatcher import backoff, sessions
-from django_dispatch.dispatcher.trouble import FIRST_SILENCE_SECONDS, Trouble
+from django_dispatch.dispatcher.trouble import FIRST_SILENCE_SECONDS, Trouble, text_of
 from django_dispatch.store import session
 
 GONE = OperationalError("connection refused\nmore of it")
+
+
+@pytest.mark.parametrize("cause", [psycopg.errors.UndefinedTable(), psycopg.errors.UndefinedColumn()])
+def test_tables_that_are_not_as_they_should_be_want_to_be_migrated(cause: Exception) -> None:
+    error = ProgrammingError("it does not exist")
+    error.__cause__ = cause
+    assert text_of(error) == "it does not exist; has manage.py migrate been run on this database?"
 
 
 class Clock:

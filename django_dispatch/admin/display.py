@@ -111,11 +111,16 @@ def _error_block(entry: Any) -> SafeString:
     if at := entry.get("at"):
         head.append(_exact_text(at))
     title = ": ".join(str(entry[key]) for key in ("exception_class", "message") if entry.get(key))
+    blocks = [_text_block(str(entry["traceback"]))] if entry.get("traceback") else []
+    if note := entry.get("note"):
+        blocks.append(_note(str(note)[:MAX_CHARACTERS]))
+    if log := entry.get("log"):
+        blocks += [_note(_("What its executor logged last:")), _text_block(str(log))]
     return format_html(
         '<div class="dispatch-error"><div class="dispatch-note">{}</div><strong>{}</strong>{}</div>',
         " · ".join(head),
         title[:MAX_CHARACTERS],
-        _text_block(str(entry["traceback"])) if entry.get("traceback") else "",
+        format_html_join("", "{}", ([block] for block in blocks)),
     )
 
 

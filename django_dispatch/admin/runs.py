@@ -63,7 +63,7 @@ class RunAdmin(RunModelAdmin):
                 "fields": (
                     "task",
                     ("status_", "attempts", "duration"),
-                    ("queue", "priority", "lease_"),
+                    ("queue", "priority", "lease_", "blocked_by"),
                     "explanation",
                     "progress_",
                 )
@@ -71,7 +71,10 @@ class RunAdmin(RunModelAdmin):
         ),
         (_("Arguments"), {"fields": ("args_", "kwargs_")}),
         (_("Outcome"), {"fields": ("result_", "errors_")}),
-        (_("Times"), {"fields": ("enqueued", "due", "started", "finished", "cancel_requested")}),
+        (
+            _("Times"),
+            {"fields": ("scheduled_", "enqueued", "due", "expires", "started", "finished", "cancel_requested")},
+        ),
         (
             _("Options and counters"),
             {
@@ -79,7 +82,8 @@ class RunAdmin(RunModelAdmin):
                 "fields": (
                     ("max_attempts", "timeout", "on_lost", "source"),
                     ("attempt", "failures", "interruptions", "epoch"),
-                    ("unique_key", "concurrency_key"),
+                    ("unique_key", "unique_until", "on_duplicate"),
+                    ("concurrency_key", "concurrency_limit", "rate_amount", "rate_seconds", "places"),
                     "meta_",
                 ),
             },
@@ -243,9 +247,22 @@ class RunAdmin(RunModelAdmin):
     def enqueued(self, run: Run) -> SafeString | str:
         return display.exact_moment(run.enqueued_at, display.database_now(run))
 
+    @admin.display(description=_("scheduled for"))
+    def scheduled_(self, run: Run) -> SafeString | str:
+        if run.schedule_id is None:
+            return display.EMPTY
+        address = reverse(f"{self.admin_site.name}:django_dispatch_schedule_change", args=[run.schedule_id])
+        name = run.meta.get("schedule") if isinstance(run.meta, dict) else None
+        when = display.exact_moment(run.scheduled_for, display.database_now(run))
+        return format_html('{} (<a href="{}">{}</a>)', when, address, name or run.schedule_id)
+
     @admin.display(description=_("run after"))
     def due(self, run: Run) -> SafeString | str:
         return display.exact_moment(run.run_after, display.database_now(run))
+
+    @admin.display(description=_("expires"))
+    def expires(self, run: Run) -> SafeString | str:
+        return display.exact_moment(run.expires_at, display.database_now(run))
 
     @admin.display(description=_("started"))
     def started(self, run: Run) -> SafeString | str:

@@ -9,10 +9,9 @@ from ..messages import Outcome
 from ..store.base import Settlement
 from .backoff import Backoff
 from .executor import Flight
+from .run_log import tell
 
 LONGEST_BUSY_SECONDS = 1.0  # between two tries to write an outcome whose run another transaction holds
-
-logger = logging.getLogger("django_dispatch.dispatcher")
 
 
 class Ended(NamedTuple):
@@ -54,7 +53,7 @@ class Busy:
             run = ended.flight.run
             if run.id in busy:
                 if not ended.was_busy:
-                    logger.warning("Run %s (%s): a transaction holds its row; its outcome waits.", run.id, run.task)
+                    tell(logging.WARNING, run, "a transaction holds its row; its outcome waits.")
                 self._waiting.append(ended._replace(was_busy=True))
         if self._retry is None:
             loop = asyncio.get_running_loop()

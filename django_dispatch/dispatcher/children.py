@@ -10,10 +10,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 from uuid import uuid4
 
+from .. import retry
 from ..conf import DispatchSettings
 from ..executors.fence import ZYGOTES, Board, now_ns
 from ..finish import TaskFacts
 from ..messages import Kind
+from ..store.schedule_rows import Declaration
 from . import process
 from .backoff import Backoff
 from .pool import Pool
@@ -29,7 +31,10 @@ logger = logging.getLogger("django_dispatch.dispatcher")
 
 
 class Children:
-    """The zygote, started again when it dies. ``soon`` runs a named coroutine; ``may_fill`` says if bodies may run."""
+    """The zygote, started again when it dies. ``soon`` runs a named coroutine; ``may_fill`` says if bodies may run.
+
+    ``on_known`` is told whenever the tasks are known, of this code or of that which succeeds it.
+    """
 
     def __init__(
         self,
@@ -40,11 +45,13 @@ class Children:
         verbosity: int,
         soon: Callable[[str, Coroutine[Any, Any, None]], None],
         may_fill: Callable[[], bool],
+        on_known: Callable[[], None],
     ) -> None:
         self._board = board
         self._pool = pool
         self._soon = soon
         self._may_fill = may_fill
+        self._on_known = on_known
         self._loop = asyncio.get_running_loop()
         self._backoff = Backoff(first_seconds=1.0, longest_seconds=30.0)
         self._zygote: ZygoteProcess | None = None
@@ -119,6 +126,7 @@ class Children:
                 continue
             self._pool.kill_past_zygote(zygote)
             zygote.destroy()
+        process.reap_adopted({zygote.pid for zygote in self._living})
 
     async def close(self) -> None:
         """End the zygote, which kills what is left of its executors."""
@@ -161,7 +169,7 @@ class Children:
         """Let go of the executors of the old code; the fill that follows is of the new."""
         old, self._zygote, self._successor = self._zygote, successor, None
         logger.info("The project was imported afresh; executors of the old code end when they have ended their runs.")
-        self._pool.is_filling = False
+        self._pool.filling.stop()
         if old is not None:
             for executor in self._pool.children_of(old):
                 self._pool.let_go(executor)
@@ -174,7 +182,8 @@ class Children:
                 zygote.close()
 
     def _on_ready(self, tasks: dict[str, dict[str, Any]], broken: dict[str, str]) -> None:
-        self._pool.facts = {path: TaskFacts(**{**task, "kind": Kind(task["kind"])}) for path, task in tasks.items()}
+        self._pool.facts = {path: _facts_of(task) for path, task in tasks.items()}
+        self._on_known()
         for module, error in broken.items():
             logger.error("The task module %s cannot be imported: %s", module, error.strip().rsplit("\n", 1)[-1])
         self._backoff.reset()
@@ -209,6 +218,13 @@ class Children:
             self._loop.call_later(pause, self.start)
 
 
+def _facts_of(task: dict[str, Any]) -> TaskFacts:
+    """What a zygote tells of a task."""
+    kind, backoff = Kind(task["kind"]), retry.from_document(task["backoff"])
+    schedules = tuple(Declaration(**schedule) for schedule in task["schedules"])
+    return TaskFacts(**{**task, "kind": kind, "backoff": backoff, "schedules": schedules})
+
+
 def _config(settings: DispatchSettings, board: Board, verbosity: int) -> dict[str, Any]:
     """What a zygote is told at its start."""
     return {
@@ -217,6 +233,7 @@ def _config(settings: DispatchSettings, board: Board, verbosity: int) -> dict[st
         "board": board.descriptor,
         "slots": board.slots,
         "verbosity": verbosity,
+        "log_format": settings.log_format,
         "async_concurrency": settings.async_concurrency,
         "connection_check_seconds": min(LONGEST_CHECK_SECONDS, settings.margin_seconds / 2),
         # A partition begins at most one renewal before the last that succeeded: so the session ends with the lease.

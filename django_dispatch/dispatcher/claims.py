@@ -23,6 +23,7 @@ from .pace import Pace
 from .pool import Pool
 from .queues import Queues
 from .room import Room
+from .run_log import tell, tell_ended
 from .stats import Stats
 from .store_thread import StoreThread
 from .trouble import Trouble, is_unstorable, text_of
@@ -34,7 +35,10 @@ logger = logging.getLogger("django_dispatch.dispatcher")
 
 
 class Claims:
-    """The loop between store and pool. ``on_quiet`` is called when a look found nothing, or no more are wanted."""
+    """The loop between store and pool. ``on_quiet`` is called when a look found nothing, or no more are wanted.
+
+    ``on_freed`` is told of runs that are not held here any more.
+    """
 
     def __init__(
         self,
@@ -47,6 +51,7 @@ class Claims:
         max_runs: int | None,
         on_quiet: Callable[[], None],
         on_scheduled: Callable[[], None],
+        on_freed: Callable[[Sequence[ClaimedRun]], None],
         trouble: Trouble,
         stats: Stats,
     ) -> None:
@@ -58,6 +63,7 @@ class Claims:
         self._max_runs = max_runs
         self._on_quiet = on_quiet
         self._on_scheduled = on_scheduled
+        self._on_freed = on_freed
         self._trouble = trouble
         self._stats = stats
         stats.expect("claims", IDLE_SECONDS)
@@ -73,6 +79,7 @@ class Claims:
         self._must_reconcile = False
         self._is_asking = False
         self._undelivered: list[ClaimedRun] = []
+        self._undelivered_asked_at = 0.0
         self.lease_id: UUID | None = None
         self._lease = b""
         self.is_claiming = False
@@ -96,7 +103,7 @@ class Claims:
     def on_outcome(self, flight: Flight, outcome: Outcome, progress: str | None) -> None:
         """Write what a run has come to, and its last progress; what belongs to a lost lease does not count."""
         if flight.lease != self._lease:
-            logger.warning("Run %s (%s): its lease was lost; the outcome is dropped.", flight.run.id, flight.run.task)
+            tell(logging.WARNING, flight.run, "its lease was lost; the outcome is dropped.")
             self._stats.outcomes_dropped += 1
             return
         facts = self._pool.facts.get(flight.run.task)
@@ -195,9 +202,12 @@ class Claims:
         finally:
             self._is_asking = False
         self._trouble.succeeded("claims")
+        self._stats.claim_seconds.observe(self._loop.time() - began)
+        if limit:
+            self._stats.claim_runs.observe(len(exchange.claimed))
         self._note_answers(batch, exchange)
         if self.lease_id == lease_id:
-            self._take(exchange, limit, lease_id)
+            self._take(exchange, limit, lease_id, began)
             found_nothing = limit > 0 and not exchange.claimed
             if found_nothing and not batch:
                 self._pace.found_nothing()
@@ -213,6 +223,7 @@ class Claims:
         self._note_written(batch, exchange)
         if any(ended.settlement.delay_seconds is not None for ended in batch):
             self._on_scheduled()
+        self._on_freed([ended.flight.run for ended in batch])
 
     def _room(self) -> Room:
         if not self.is_claiming:
@@ -254,10 +265,10 @@ class Claims:
         refused = [run_id for half in halves for run_id in half.refused]
         return Exchange((), refused, [run_id for half in halves for run_id in half.busy])
 
-    def _take(self, exchange: Exchange, limit: int, lease_id: UUID) -> None:
+    def _take(self, exchange: Exchange, limit: int, lease_id: UUID, asked_at: float) -> None:
         self._stats.runs_claimed += len(exchange.claimed)
         self._queues.note_claimed(run.queue for run in exchange.claimed)
-        self._undelivered = list(exchange.claimed)
+        self._undelivered, self._undelivered_asked_at = list(exchange.claimed), asked_at
         if limit and len(exchange.claimed) == limit:
             # There is more: executors are given theirs when the next statement is out, while the database works.
             self._should_look = True
@@ -269,7 +280,7 @@ class Claims:
     def _deliver(self, lease_id: UUID) -> None:
         runs, self._undelivered = self._undelivered, []
         if self.lease_id == lease_id:
-            self._pool.take(runs, lease_id)
+            self._pool.take(runs, lease_id, self._undelivered_asked_at)
         if self._should_look:
             self._event.set()  # there may be room that these were thought to need
 
@@ -280,10 +291,12 @@ class Claims:
         self._event.set()
 
     def _note_written(self, batch: Sequence[Ended], exchange: Exchange) -> None:
-        refused = set(exchange.refused)
+        # What a body has committed itself is not to be written again.
+        refused = set(exchange.refused) - {e.settlement.run_id for e in batch if e.outcome.verdict is Verdict.COMMITTED}
         for ended in batch:
             if ended.settlement.run_id not in refused:
-                self._stats.count_finished(ended.flight.run, ended.settlement.status)
+                is_known = ended.outcome.verdict is not Verdict.UNKNOWN_TASK
+                self._stats.count_finished(ended.flight.run, ended.settlement.status, is_known=is_known)
         if not refused and not self._resent and not logger.isEnabledFor(logging.INFO):
             batch = [ended for ended in batch if ended.settlement.error is not None]
         for ended in batch:
@@ -291,11 +304,11 @@ class Claims:
             was_resent = ended.flight.token in self._resent
             self._resent.discard(ended.flight.token)
             if run.id not in refused:
-                _log(ended)
+                tell_ended(run, ended.outcome, ended.settlement)
             elif was_resent:
-                logger.info("Run %s (%s): its outcome was written before the connection broke.", run.id, run.task)
+                tell(logging.INFO, run, "its outcome was written before the connection broke.")
             else:
-                logger.warning("Run %s (%s): lease lost; its outcome is dropped.", run.id, run.task)
+                tell(logging.WARNING, run, "lease lost; its outcome is dropped.")
                 self._stats.outcomes_dropped += 1
 
     async def _reconcile(self, lease_id: UUID) -> None:
@@ -305,7 +318,8 @@ class Claims:
         # All at one moment: what lands while a release is written is ours all the same.
         unknown = sorted(token for token in held if token not in ours and not self._pool.knows(token))
         for run_id, epoch in unknown:
-            logger.warning("Run %s was claimed, but the answer was lost; it is released.", run_id)
+            text = "Run %s was claimed, but the answer was lost; it is released."
+            logger.warning(text, run_id, extra={"run_id": run_id})
             release = Settlement(run_id, epoch, "READY", was_started=False)
             exchange = await self._exchanger.exchange(lease_id, [release], queues=(), limit=0)
             if exchange.busy:
@@ -315,23 +329,3 @@ class Claims:
                 logger.error("Executor %s runs what is not ours any more; it is killed.", executor.pid)
                 self._pool.kill(executor, "its run is not ours any more")
         self._must_reconcile = False
-
-
-def _log(ended: Ended) -> None:
-    """One line a transition: INFO when all is well, WARNING when somebody may want to know."""
-    run, outcome, settlement = ended.flight.run, ended.outcome, ended.settlement
-    if settlement.status == "FAILED" or settlement.has_failed or settlement.was_interrupted:
-        level = logging.WARNING
-    else:
-        level = logging.DEBUG if outcome.verdict is Verdict.UNSTARTED else logging.INFO
-    if logger.isEnabledFor(level):
-        logger.log(
-            level,
-            "Run %s %s %s: %s after %.3f s (attempt %s).",
-            run.id,
-            run.task,
-            settlement.status,
-            outcome.verdict.name.lower().replace("_", " "),
-            outcome.duration_seconds,
-            run.attempt,
-        )

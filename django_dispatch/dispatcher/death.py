@@ -22,6 +22,8 @@ class Death:
     """What the kernel knows of it."""
     fault: str = ""
     """What it did that it had to be killed for."""
+    log: str = ""
+    """The last lines that it logged."""
 
     @property
     def how(self) -> str:
@@ -36,9 +38,11 @@ class Death:
         return f"{how}, {self.note}" if self.note else how
 
 
-def outcome_of(flight: Flight, death: Death, now: float) -> Outcome:
-    """Return the outcome of a run whose executor died at ``now``, by the loop's clock."""
+def outcome_of(flight: Flight, death: Death, now: float, *, is_alone: bool = True) -> Outcome:
+    """Return the outcome of a run whose executor died at ``now``, by the loop's clock; with others in it, or alone."""
     verdict, kind, message = _verdict(flight, death)
+    if verdict is Verdict.LOST and not is_alone:
+        verdict, message = Verdict.LOST_TOGETHER, f"{message} Other runs were in it."
     text = error_document(
         kind,
         message,
@@ -46,6 +50,7 @@ def outcome_of(flight: Flight, death: Death, now: float) -> Outcome:
         executor=death.executor,
         exit_status=death.status,
         peak_kb=death.peak_kb,
+        **({"log": death.log} if death.log and kind in ("lost", "timeout") else {}),
     )
     seconds = 0.0 if flight.started_at is None else now - flight.started_at
     return Outcome(*flight.token, verdict, seconds, text)

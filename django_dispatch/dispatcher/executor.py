@@ -49,6 +49,7 @@ class Flight:
     lease: bytes
     claimed_at: float
     timeout_seconds: float | None = None
+    due_at: float = 0.0
     started_at: float | None = None
     stop: Stop | None = None
     kill_at: float | None = None
@@ -73,6 +74,8 @@ class Executor:
     """No more assignments: it is leaving or being killed."""
     is_let_go: bool = False
     """It is to be ended when it has ended what it has."""
+    is_apart: bool = False
+    """It is for one run that is suspected to kill it."""
     is_killed: bool = False
     is_blocked: bool = False
     """Its event loop does not turn: no more assignments for now."""
@@ -108,8 +111,8 @@ class Executor:
 
     @property
     def is_open(self) -> bool:
-        """Whether it may be given runs."""
-        return self.is_ready and not (self.is_doomed or self.is_blocked)
+        """Whether it may be given any run."""
+        return self.is_ready and not (self.is_doomed or self.is_blocked or self.is_apart)
 
     # to the executor
 
@@ -120,7 +123,8 @@ class Executor:
         flight.ticket = self._last_ticket
         self._unticketed.append(flight.ticket)
         self._unsent += Assignment(
-            flight.ticket, flight.lease, run.id, run.epoch, run.attempt, run.task, run.args, run.kwargs
+            *(flight.ticket, flight.lease, run.id, run.epoch, run.attempt, run.failures),
+            *(run.task, run.args, run.kwargs, run.queue, run.scheduled_for),
         ).encode()
         self.flights[flight.token] = flight
         self.unstarted += 1
@@ -193,12 +197,13 @@ class Executor:
             if len(data) < LARGEST_READ:
                 return
 
-    def mark_started(self, token: Token, now: float) -> None:
-        """Note that a body has begun."""
+    def mark_started(self, token: Token, now: float) -> Flight | None:
+        """Note that a body has begun; return its flight, if it is one of ours."""
         flight = self.flights.get(token)
         if flight is not None:
             flight.started_at = now
             self.unstarted -= 1
+        return flight
 
     def land(self, token: Token) -> Flight | None:
         """Take a flight off: it has an outcome."""

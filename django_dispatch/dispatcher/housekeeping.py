@@ -16,8 +16,10 @@ from uuid import UUID
 
 from django.db import Error as DatabaseError
 
+from ..rates import Limit
 from ..store.base import Neighbour
 from . import process
+from .admission import Admission
 from .backoff import Backoff
 from .stats import Stats
 from .store_thread import StoreThread
@@ -27,6 +29,8 @@ JITTER = 0.2
 PRUNE_SECONDS = 60.0
 PRUNE_LIMIT = 5000
 PROMOTE_LIMIT = 1000
+EXPIRE_LIMIT = 1000
+EXPIRE_SECONDS = 10.0  # nothing depends on it but how soon one sees that a run will not be started
 AGE_LIMIT = 10  # of each queue and priority at a time: the others are to get on, too
 NEIGHBOUR_SECONDS = 0.5  # look whether they live
 LEARN_SECONDS = 1.0  # and who they are, if no wakeup tells
@@ -49,6 +53,7 @@ class Housekeeping:
         ttl_seconds: float,
         max_interruptions: int,
         retention: Mapping[str, float | None],
+        queue_limits: Mapping[str, Limit],
         aging_seconds: float | None = None,
         own_lease: Callable[[], UUID | None],
         on_ready: Callable[[Sequence[str]], None],
@@ -67,6 +72,13 @@ class Housekeeping:
         self._poll_pause = poll_pause
         self._is_listening = is_listening
         self._hurries: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self.admission = Admission(
+            store,
+            queue_limits,
+            announce=self.announce,
+            sweep_pause=poll_pause,
+            hurry=self._hurries["admit"].set,
+        )
         self._trouble = trouble
         self._stats = stats
         self._neighbours: Sequence[Neighbour] = ()
@@ -110,6 +122,8 @@ class Housekeeping:
             "reclaim": (self._ttl_seconds / 2, self.reclaim),
             "neighbours": (NEIGHBOUR_SECONDS, self.look_at_neighbours),
             "promote": (0.0, self.promote),
+            "expire": (EXPIRE_SECONDS, self.expire),
+            "admit": (0.0, self.admission.step),
             "prune": (PRUNE_SECONDS, self.prune),
         }
 
@@ -126,12 +140,20 @@ class Housekeeping:
         )
         self.lost_leases.difference_update(dead_leases)
         for run in reclaimed:
+            self._stats.count_reclaimed(run.queue, run.status)
             logger.warning(
-                "Run %s (%s) is reclaimed from lease %s: %s.", run.run_id, run.task, run.lease_id, run.status
+                "Run %s (%s) is reclaimed from lease %s: %s.",
+                run.run_id,
+                run.task,
+                run.lease_id,
+                run.status,
+                extra=run.log_fields | {"status": run.status},
             )
         self.learn_neighbours()  # whom no wakeup announced
         self.promote_soon()
-        await self._announce([run.queue for run in reclaimed if run.status == "READY"])
+        if reclaimed:
+            self.admission.sweep_soon()
+        await self.announce([run.queue for run in reclaimed if run.status == "READY"])
         if unreachable := await self._store.call(self._store.store.cancel_unreachable):
             logger.warning(
                 "%s runs are cancelled: each was for one dispatcher alone, which lives no more.", unreachable
@@ -156,9 +178,13 @@ class Housekeeping:
 
     async def promote(self) -> float:
         """Make due runs READY; return in how many seconds the next is due, or it is time for a poll."""
-        queues, next_seconds = await self._store.call(self._store.store.promote, limit=PROMOTE_LIMIT)
-        await self._announce(queues)
-        if queues:
+        queues, next_seconds, keys = await self._store.call(
+            self._store.store.promote, limit=PROMOTE_LIMIT, limited_queues=self.admission.limited_queues
+        )
+        if keys:
+            self.admission.admit_soon(keys)
+        await self.announce(queues)
+        if queues or keys:
             return 0.0
         return self._poll_pause() if next_seconds is None else max(0.01, min(next_seconds, self._poll_pause()))
 
@@ -171,6 +197,15 @@ class Housekeeping:
         if self._aging_seconds is not None:
             await self._store.call(self._store.store.age, age_seconds=self._aging_seconds, limit=AGE_LIMIT)
 
+    async def expire(self) -> float:
+        """Cancel what was not started in time; return in how many seconds to look again."""
+        expired, next_seconds = await self._store.call(self._store.store.expire, limit=EXPIRE_LIMIT)
+        if expired:
+            logger.info("Runs that were not started before they expired: %s, CANCELLED.", expired)
+        if expired == EXPIRE_LIMIT:
+            return 0.0
+        return EXPIRE_SECONDS if next_seconds is None else max(0.1, min(next_seconds, EXPIRE_SECONDS))
+
     async def prune(self) -> None:
         """Delete final runs past their retention, in batches, with a breath in between."""
         store = self._store.store
@@ -178,6 +213,7 @@ class Housekeeping:
         for status, age_seconds in self._retention.items():
             if age_seconds is not None:
                 await self._in_batches(partial(store.prune, status=status, age_seconds=age_seconds, limit=PRUNE_LIMIT))
+        await self._store.call(store.prune_buckets)
 
     async def _in_batches(self, prune: Callable[[], int]) -> None:
         while True:
@@ -185,7 +221,15 @@ class Housekeeping:
                 return
             await asyncio.sleep(0.05)
 
-    async def _announce(self, queues: Sequence[str]) -> None:
+    def schedules_soon(self) -> None:
+        """There is a schedule that may be due before the one that was next."""
+        self._hurries["schedules"].set()
+
+    def declare_soon(self) -> None:
+        """The code may have other schedules than it had."""
+        self._hurries["declarations"].set()
+
+    async def announce(self, queues: Sequence[str]) -> None:
         """Wake ourselves, and the others too: there may be more than we have room for."""
         names = sorted(set(queues))
         if names:

@@ -57,6 +57,8 @@ class LeaseKeeper:
         self._is_draining = False
         self._is_resting = False
         self._is_stopping = False
+        self.acquired = self.renewed = 0
+        """How often; counted on the keeper's thread alone."""
         self._thread = threading.Thread(target=self._keep, name="lease keeper", daemon=True)
 
     def start(self) -> None:
@@ -73,6 +75,11 @@ class LeaseKeeper:
     def drain(self) -> None:
         """Show on the lease that this dispatcher claims no more."""
         self._is_draining = True
+        self._wake.set()
+
+    def show_slots(self, slots: int) -> None:
+        """Show on the lease how much room there is, from now on."""
+        self._template = replace(self._template, slots=slots)
         self._wake.set()
 
     def rest(self) -> None:
@@ -126,6 +133,7 @@ class LeaseKeeper:
         began = self._begin_call()
         self._store.acquire(lease, ttl_seconds=self._ttl_seconds)
         self._end_call()
+        self.acquired += 1
         self._lease_id = lease.id
         self._extend(lease.id, began)
         if now_ns() < self._deadline_ns:
@@ -133,9 +141,12 @@ class LeaseKeeper:
 
     def _renew(self, lease_id: UUID) -> None:
         began = self._begin_call()
-        is_ours = self._store.renew(lease_id, ttl_seconds=self._ttl_seconds, is_draining=self._is_draining)
+        is_ours = self._store.renew(
+            lease_id, ttl_seconds=self._ttl_seconds, is_draining=self._is_draining, slots=self._template.slots
+        )
         self._end_call()
         if is_ours and now_ns() < self._deadline_ns:
+            self.renewed += 1
             self._extend(lease_id, began)
         elif not self._is_resting:
             self._lose("it expired or was reclaimed" if not is_ours else "the renewal came after its deadline")

@@ -52,6 +52,7 @@ def open_listener(
         proof_seconds=proof_seconds,
         channels=(settings.control_channel, *settings.notify_channels),
         on_message=on_message,
+        on_echo=lambda seconds: stats.count_echo("pg_notify", seconds),
     )
     trouble.on_relief(listener.doubt)
     return listener

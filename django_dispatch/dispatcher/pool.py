@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
 import signal
@@ -11,21 +10,37 @@ from collections.abc import Callable, Mapping, Sequence
 from uuid import UUID
 
 from ..conf import DispatchSettings
-from ..executors.fence import Board, now_ns
+from ..executors import last_lines
+from ..executors.fence import Board
 from ..finish import TaskFacts
-from ..messages import Kind, Outcome, Progress, Question, Ready, Retiring, Stack, Started, Stop, Verdict, error_document
+from ..messages import (
+    Aside,
+    Kind,
+    Outcome,
+    Plan,
+    Progress,
+    Ready,
+    Retiring,
+    Said,
+    Started,
+    Stop,
+    Verdict,
+    error_document,
+)
 from ..store.base import ClaimedRun
-from .backoff import Backoff
 from .death import Death, cause_of, outcome_of
 from .durations import Durations
 from .executor import Executor, Flight, Token, Zygote
+from .filling import Filling
+from .quarantine import Quarantine
 from .room import Room, is_soon_free, room_in
 from .stats import Stats
 
 # An executor with so many runs before it needs no answer for each: its reports are read by the millisecond.
 BUSY = 8
 READ_SECONDS = 0.001
-FENCED_SECONDS = 0.1
+ALONE_SECONDS = 5.0  # so much longer a run that has to run alone may wait for an executor of its own,
+PUT_OFF_SECONDS = 1.0  # and so long it is put off when all of these are in use
 CUT_SECONDS = 2.0  # an executor that has ended is reported sooner than that after its stream has
 
 logger = logging.getLogger("django_dispatch.dispatcher")
@@ -57,24 +72,27 @@ class Pool:
         self._on_room = on_room
         self._is_writing = is_writing
         self._stats = stats
-        self.on_aside: Callable[[Executor, Question | Stack], None] = lambda executor, aside: None
+        self.on_aside: Callable[[Executor, Aside], None] = lambda executor, aside: None
         """Gets what executors say of something else than outcomes."""
         self._unread: list[Executor] = []
         self._loop = asyncio.get_running_loop()
-        self._ids = itertools.count(1)
-        self._zygote: Zygote | None = None
-        self._backoff = Backoff(first_seconds=0.5, longest_seconds=30.0)
-        self._respawn: asyncio.TimerHandle | None = None
         self._exited = asyncio.Event()
         self.facts: Mapping[str, TaskFacts] = {}
         self.executors: dict[int, Executor] = {}
         self.durations = Durations()
+        self.filling = Filling(
+            board,
+            self.executors,
+            async_concurrency=settings.async_concurrency,
+            wanted=self.wanted,
+            on_readable=self._read,
+            stats=stats,
+        )
+        self._quarantine = Quarantine(self.filling.spawn_apart)
         self.waiting: deque[Flight] = deque()
         """Claimed, but every executor of their lane is busy: soon started, or given back."""
-        self.is_filling = False
-        """Whether executors that are missing are to be started."""
         self.stirred = asyncio.Event()
-        """Set when there are runs to watch, or executors to wait for."""
+        """Set when there are runs to watch."""
 
     # what is there
 
@@ -114,12 +132,12 @@ class Pool:
                 rooms[executor.kind] += not ahead and is_soon_free(executor, self.durations, now)
         for flight in self.waiting:
             rooms[flight.facts.kind] -= 1
-        return room_in(rooms, self._settings.claim_limit, self.facts, self._wanted)
+        return room_in(rooms, self._settings.claim_limit, self.facts, self.wanted)
 
     # runs
 
-    def take(self, runs: Sequence[ClaimedRun], lease_id: UUID) -> None:
-        """Start claimed runs as soon as executors are free."""
+    def take(self, runs: Sequence[ClaimedRun], lease_id: UUID, asked_at: float) -> None:
+        """Start claimed runs as soon as executors are free; they were asked for then, by the loop's clock."""
         now, lease = self._loop.time(), lease_id.bytes
         for run in runs:
             facts = self.facts.get(run.task)
@@ -127,7 +145,7 @@ class Pool:
                 self._refuse(run, lease, now)
                 continue
             timeout_seconds = run.timeout_seconds or facts.timeout_seconds or self._settings.default_timeout_seconds
-            flight = Flight(run, (run.id, run.epoch), facts, lease, now, timeout_seconds)
+            flight = Flight(run, (run.id, run.epoch), facts, lease, now, timeout_seconds, asked_at - run.due_seconds)
             if self.waiting or not self._assign(flight):
                 self.waiting.append(flight)
         self.stirred.set()
@@ -143,6 +161,8 @@ class Pool:
 
     def _assign(self, flight: Flight) -> bool:
         """Put a run to the least busy executor of its lane: an idle one, or ahead of time if it is known to be tiny."""
+        if self._quarantine.holds(flight) and flight.facts.kind is Kind.ASYNC:
+            return self._quarantine.assign(flight, self.executors.values())
         least = self.durations.ahead(self._settings.claim_limit) if self.durations.is_tiny(flight.run.task) else 0
         best = None
         for executor in self.executors.values():
@@ -186,10 +206,17 @@ class Pool:
 
     def release_waiting(self, kind: Kind, older_than: float) -> None:
         """Give back claimed runs of a lane that have waited since before ``older_than``, by the loop's clock."""
-        given_up = [flight for flight in self.waiting if flight.facts.kind is kind and flight.claimed_at < older_than]
+        # Who has to run alone may wait for its executor to be forked, which takes a while on a busy machine.
+        given_up = [
+            flight
+            for flight in self.waiting
+            if flight.facts.kind is kind
+            and flight.claimed_at < older_than - (ALONE_SECONDS if self._quarantine.holds(flight) else 0.0)
+        ]
         for flight in given_up:
             self.waiting.remove(flight)
-            self._on_outcome(flight, Outcome(*flight.token, Verdict.UNSTARTED))
+            plan = Plan(delay_seconds=PUT_OFF_SECONDS) if self._quarantine.holds(flight) else None
+            self._on_outcome(flight, Outcome(*flight.token, Verdict.UNSTARTED, plan=plan))
 
     # reports
 
@@ -201,16 +228,17 @@ class Pool:
                 had_outcome = True
                 self._land(executor, message)
             elif isinstance(message, Started):
-                executor.mark_started(message, now)
-            elif isinstance(message, Progress | Question | Stack):
+                if flight := executor.mark_started(message, now):
+                    self._stats.count_started(flight.run, now - flight.due_at)
+            elif isinstance(message, Said):
                 self._hear(executor, message)
             elif isinstance(message, Ready):
                 executor.is_ready = had_outcome = True
-                self._backoff.reset()
+                self.filling.note_ready()
             elif isinstance(message, Retiring):
                 executor.is_doomed = True
                 self.take_back_from(executor)
-                self._fill()
+                self.filling.fill()
         if had_outcome:
             self.end_idle(executor)
             self.assign_waiting()
@@ -223,19 +251,24 @@ class Pool:
             self._loop.remove_reader(executor.stream)
             self._unread.append(executor)
 
-    def _hear(self, executor: Executor, message: Progress | Question | Stack) -> None:
+    def _hear(self, executor: Executor, message: Said) -> None:
         """Pass on what is said while bodies run."""
-        if not isinstance(message, Progress):
+        if isinstance(message, Aside):
             self.on_aside(executor, message)
+        elif not isinstance(message, Progress):
+            self._stats.count_enqueued(*message)
         elif flight := executor.flights.get((message.run_id, message.epoch)):
             self._on_progress(flight, message.text)
 
     def _land(self, executor: Executor, outcome: Outcome) -> None:
         flight = executor.land((outcome.run_id, outcome.epoch))
         if flight is not None:
+            if executor.is_apart:
+                self._quarantine.acquit(flight)
             if flight.started_at is not None:
                 executor.finished += 1
                 self.durations.learn(flight.run.task, outcome.duration_seconds)
+                self._stats.count_ended(flight.run, outcome.duration_seconds)
             self._on_outcome(flight, outcome)
 
     def _cut_off(self, executor: Executor) -> None:
@@ -263,43 +296,15 @@ class Pool:
 
     def fill(self, zygote: Zygote) -> None:
         """Start what is missing, now and whenever an executor dies, through this zygote."""
-        self._zygote = zygote
-        self.is_filling = True
-        self._fill()
+        self.filling.begin(zygote)
 
-    def _wanted(self, kind: Kind) -> int:
+    def wanted(self, kind: Kind) -> int:
+        """Return how many executors of a kind there are to be."""
         if kind == Kind.SYNC:
             return self.processes
         return int(
             self._settings.async_concurrency > 0 and any(facts.kind == Kind.ASYNC for facts in self.facts.values())
         )
-
-    def _fill(self) -> None:
-        self._respawn = None
-        if self._zygote is None or not self.is_filling:
-            return
-        if now_ns() >= self._board.deadline_ns():  # whoever was born now would be killed at once
-            self._respawn = self._loop.call_later(FENCED_SECONDS, self._fill)
-            return
-        for kind in Kind:
-            present = sum(not executor.is_doomed for executor in self.lane(kind))
-            for _ in range(self._wanted(kind) - present):
-                self._spawn(self._zygote, kind)
-
-    def _spawn(self, zygote: Zygote, kind: Kind) -> None:
-        taken = {executor.slot for executor in self.executors.values()}
-        slot = next((slot for slot in range(self._board.slots) if slot not in taken), None)
-        if slot is None:
-            return  # so many are still dying; the next exit comes back here
-        self._board.clear_slot(slot)
-        capacity = 1 if kind == Kind.SYNC else self._settings.async_concurrency
-        executor = Executor(next(self._ids), kind, slot, capacity, self._loop.time(), self._loop, zygote)
-        zygote.spawn(executor.id, kind=kind, slot=slot, descriptors=executor.descriptors)
-        executor.forget_their_stream()
-        self._stats.executors_started[kind.value] += 1
-        self.executors[executor.id] = executor
-        self.stirred.set()
-        self._loop.add_reader(executor.stream, self._read, executor)
 
     def kill(self, executor: Executor, cause: str) -> None:
         """Kill an executor; what it had not started goes to others, the rest is settled when it is dead."""
@@ -334,7 +339,7 @@ class Pool:
         for executor in sorted(here, key=lambda executor: len(executor.flights))[: max(0, len(here) - processes)]:
             self.let_go(executor)
         self.assign_waiting()
-        self._fill()
+        self.filling.fill()
         self._on_room()
 
     def let_go(self, executor: Executor) -> None:
@@ -364,35 +369,33 @@ class Pool:
         del self.executors[executor_id]
         self.take_back_from(executor)
         who = f"{self._settings.node}:{executor.pid}"
-        now, death = self._loop.time(), Death(who, status, cause, peak_kb, note, executor.fault)
-        for flight in list(executor.flights.values()):
+        now, log = self._loop.time(), last_lines.read(self._board.lines(executor.slot))
+        death = Death(who, status, cause, peak_kb, note, executor.fault, log)
+        flights = list(executor.flights.values())
+        if len(flights) > 1 and not cause:
+            self._quarantine.suspect(flights)
+        for flight in flights:
             executor.land(flight.token)
-            self._on_outcome(flight, outcome_of(flight, death, now))
+            if flight.started_at is not None:
+                self._stats.count_ended(flight.run, now - flight.started_at)
+            self._on_outcome(flight, outcome_of(flight, death, now, is_alone=len(flights) == 1))
         executor.close()
         if not executor.is_ready and not cause:
             logger.error("Executor %s died before it was ready (%s).", executor.pid, death.how)
         self._exited.set()
-        self._schedule_fill(at_once=executor.is_ready)
+        self.filling.fill_soon(at_once=executor.is_ready)
         self.assign_waiting()
         self._on_room()
 
-    def _schedule_fill(self, *, at_once: bool) -> None:
-        if at_once and self._respawn is None:
-            self._fill()
-        elif self._respawn is None:
-            self._respawn = self._loop.call_later(self._backoff.next_seconds(), self._fill)
-
     def zygote_died(self, zygote: Zygote) -> None:
         """Settle what its executors had: the kernel has killed them with it."""
-        if zygote is self._zygote:
-            self._zygote = None
-            self.is_filling = False
+        self.filling.zygote_died(zygote)
         for executor in self.children_of(zygote):
             self.on_exited(executor.id, -signal.SIGKILL, "", 0, "with its zygote")
 
     async def kill_all(self, cause: str) -> None:
         """Kill every executor there is, drop what they had, and return when all are dead."""
-        self.is_filling = False
+        self.filling.stop()
         self.waiting.clear()
         doomed = list(self.executors.values())
         for executor in doomed:

@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -52,6 +52,16 @@ def kill_group(leader: int) -> None:
     """Kill the process group of an executor that has died, or is about to, a moment ago."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
+
+
+def reap_adopted(besides: Container[int]) -> None:
+    """As process 1, reap what the kernel has made our child because its parent died; not those ``besides``."""
+    if os.getpid() != 1:
+        return
+    with contextlib.suppress(ChildProcessError):
+        # Looked at before it is reaped: the exit status of those besides is somebody else's to fetch.
+        while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and found.si_pid not in besides:
+            os.waitpid(found.si_pid, 0)
 
 
 def start_time(pid: int) -> int:

@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -20,16 +21,19 @@ from ..conf import MAX_SLOTS, DispatchSettings
 from ..executors.fence import Board, now_ns
 from ..messages import Outcome
 from ..patterns import private_queue
-from ..store.base import NewLease
+from ..store.base import ClaimedRun, NewLease
 from ..store.postgres import open_store
 from ..wakeups.base import Wakeup
 from ..wakeups.pg_notify import Listener
 from . import process
 from .answering import Answering
+from .backlogs import Backlogs
 from .children import Children
 from .claims import Claims
 from .executor import Flight
+from .health import Health
 from .housekeeping import Housekeeping
+from .http import HttpServer
 from .lease import LeaseKeeper
 from .listening import open_listener
 from .looks import Looks
@@ -37,6 +41,9 @@ from .own_tasks import OwnTasks
 from .pool import Pool
 from .progress import ProgressNotes
 from .queues import Queues
+from .scheduler import Scheduler
+from .scrapes import PATH, Scrapes
+from .service_manager import ServiceManager
 from .sessions import Sessions
 from .shutdown import drain, surrender
 from .stacks import Stacks
@@ -65,7 +72,7 @@ class Dispatcher:
         self.settings = settings
         self.mode = mode
         self._loop = asyncio.get_running_loop()
-        self._tasks = OwnTasks(self._on_task_failed)
+        self._tasks = OwnTasks(lambda: self.end("internal error"))
         self._ending = asyncio.Event()
         self._hurry = asyncio.Event()
         self._is_ending = False
@@ -92,10 +99,16 @@ class Dispatcher:
             ready_timeout_seconds=settings.executor_ready_timeout_seconds,
         )
         self.housekeeping = self._make_housekeeping()
+        self.scheduler = self._make_scheduler()
         self.stacks = Stacks(self.pool)
         self.answering = Answering(self, self.sessions.line)
         self.pool.on_aside = self.answering.on_aside
         self.listener = self._make_listener()
+        self.backlogs = Backlogs(self.store, self._tasks.soon)
+        self.health = Health(self)
+        self.service_manager = ServiceManager(self.health)
+        self.http = HttpServer(settings.metrics_host, settings.metrics_port)
+        self.http.routes |= {PATH: Scrapes(self).answer, **self.health.routes()}
 
     # the parts
 
@@ -104,7 +117,7 @@ class Dispatcher:
             self.settings,
             self.board,
             on_outcome=self._on_outcome,
-            on_progress=self._on_progress,
+            on_progress=lambda flight, text: self.progress.note(flight.token, text),
             on_room=self._on_room,
             is_writing=lambda: self.claims.is_under_way,
             stats=self.stats,
@@ -118,6 +131,7 @@ class Dispatcher:
             verbosity=self.mode.verbosity,
             soon=self._tasks.soon,
             may_fill=lambda: self.claims.lease_id is not None,
+            on_known=self._on_known,
         )
 
     def _make_claims(self) -> Claims:
@@ -130,6 +144,7 @@ class Dispatcher:
             max_runs=self.mode.max_runs,
             on_quiet=self._on_quiet,
             on_scheduled=self._on_scheduled,
+            on_freed=self._on_freed,
             trouble=self.trouble,
             stats=self.stats,
         )
@@ -177,12 +192,23 @@ class Dispatcher:
             poll_pause=self.looks.pause,
             max_interruptions=self.settings.max_interruptions,
             retention=self.settings.retention,
+            queue_limits=self.settings.queue_limits,
             aging_seconds=self.settings.priority_aging_seconds,
             own_lease=lambda: self.claims.lease_id,
             on_ready=self.looks.on_ready,
             is_listening=self._is_listening,
             trouble=self.trouble,
             stats=self.stats,
+        )
+
+    def _make_scheduler(self) -> Scheduler:
+        return Scheduler(
+            self.store,
+            facts=lambda: self.pool.facts,
+            queues=self.settings.queues,
+            node=self.settings.node,
+            announce=self.housekeeping.announce,
+            poll_pause=self.looks.pause,
         )
 
     def _make_listener(self) -> Listener | None:
@@ -214,10 +240,14 @@ class Dispatcher:
         self._tasks.own("watch", self.watch.run())
         self._tasks.own("progress", self.progress.run())
         self._tasks.own("messages", self.answering.submissions.run())
-        for name, (seconds, step) in (self._own_steps() | self.housekeeping.steps()).items():
+        steps = self._own_steps() | self.housekeeping.steps() | self.scheduler.steps()
+        for name, (seconds, step) in steps.items():
             self._tasks.own(name, self.housekeeping.repeat(name, seconds, step))
         if self.listener is not None:
             self._tasks.own("listener", self.listener.run())
+        if self.settings.metrics_port:
+            self._tasks.own("http", self.http.run())
+        self._tasks.own("service manager", self.service_manager.run())
         await self._ending.wait()
         return await self._end()
 
@@ -260,9 +290,6 @@ class Dispatcher:
             logger.warning("Hurrying (%s): runs are stopped and handed back now.", why)
             self._hurry.set()
 
-    def _on_task_failed(self) -> None:
-        self.end("internal error")
-
     def _from_thread(self, callback: Any, lease_id: UUID) -> None:
         self._loop.call_soon_threadsafe(callback, lease_id)
 
@@ -296,18 +323,29 @@ class Dispatcher:
         self._tasks.own("look afresh", self.looks.look_afresh())
 
     def _on_wakeup(self, wakeup: Wakeup) -> None:
-        self.stats.wakeups_received += 1
+        self.stats.wakeups_received["pg_notify", wakeup.kind] += 1
         if wakeup.kind == "ready":
             self.looks.on_ready([wakeup.value])
         elif wakeup.kind == "scheduled":
             self._on_scheduled()
+        elif wakeup.kind == "blocked":
+            self.housekeeping.admission.admit_soon([wakeup.value])
+        elif wakeup.kind == "schedule":
+            self.housekeeping.schedules_soon()
         elif wakeup.kind == "cancel" and wakeup.value == str(self.claims.lease_id):
             self._tasks.soon("cancel", self._look_for_cancellations())
         elif wakeup.kind == "lease" and wakeup.value == process.host_name():
             self.housekeeping.learn_neighbours()
 
+    def _on_known(self) -> None:
+        self.housekeeping.declare_soon()
+        self.housekeeping.schedules_soon()
+
     def _on_scheduled(self) -> None:
         self.housekeeping.promote_soon()
+
+    def _on_freed(self, runs: Sequence[ClaimedRun]) -> None:
+        self.housekeeping.admission.on_freed(runs)
 
     def _own_steps(self) -> dict[str, Any]:
         return {
@@ -348,9 +386,6 @@ class Dispatcher:
     def _on_room(self) -> None:
         self.claims.on_room()
 
-    def _on_progress(self, flight: Flight, text: str) -> None:
-        self.progress.note(flight.token, text)
-
     # the end
 
     def _on_quiet(self) -> None:
@@ -364,11 +399,15 @@ class Dispatcher:
 
     async def _end_burst(self) -> None:
         await self.housekeeping.promote()
+        await self.housekeeping.expire()
+        await self.scheduler.fire()
+        await self.housekeeping.admission.settle()
         is_empty = self.claims.is_idle() and not self.pool.flights() and not self.pool.waiting
         if is_empty and not self._is_ending:
             self.end("nothing is due")
 
     async def _end(self) -> int:
+        self.service_manager.say_stopping()
         self.keeper.drain()
         await drain(
             self.pool,

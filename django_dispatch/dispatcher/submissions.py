@@ -5,12 +5,10 @@ of them records it. What cannot be recorded now, for want of a database, waits h
 """
 
 import asyncio
-import hashlib
-import json
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from inspect import Parameter, Signature
+from dataclasses import replace
 from typing import Any
 
 from django.db import DataError
@@ -18,10 +16,11 @@ from django.db import Error as DatabaseError
 
 from ..arguments import encode, is_storable
 from ..control.wire import BadMessage
-from ..enqueue import check_options, check_queue
+from ..enqueue import check_options, check_queue, is_limited
 from ..exceptions import InvalidArguments, InvalidOption
 from ..finish import TaskFacts
-from ..store.base import NewMessageRun, NewRun, ReceivedRun
+from ..limits import ANYTHING, IN_ORDER, NO_KEYS, Keys, check_on_duplicate, from_document
+from ..store.base import NewRun, ReceivedRun
 from .backoff import Backoff
 from .line import Line
 from .stats import Stats
@@ -32,13 +31,10 @@ LONGEST_UUID = 255
 FACTS_SECONDS = 0.1  # how often to see whether the tasks are known by now
 ON_DUPLICATE = ("parallel", "discard", "serial", "queue_one")
 
-# A dispatcher imports no task, so it cannot know the signature: whatever is JSON may be passed on.
-ANYTHING = Signature([Parameter("args", Parameter.VAR_POSITIONAL), Parameter("kwargs", Parameter.VAR_KEYWORD)])
-
 logger = logging.getLogger("django_dispatch.control")
 
 
-def message_run(document: Mapping[str, Any], facts: Mapping[str, TaskFacts], queue: str | None) -> NewMessageRun:
+def message_run(document: Mapping[str, Any], facts: Mapping[str, TaskFacts], queue: str | None) -> NewRun:
     """Return the run that a message asks for, in this queue; None: the message's, else its task's. Pure.
 
     Fields that are not known are ignored. Raises BadMessage.
@@ -56,9 +52,10 @@ def message_run(document: Mapping[str, Any], facts: Mapping[str, TaskFacts], que
         options = check_options(countdown=document.get("delay") or None, timeout=document.get("timeout") or None)
         queue = check_queue(queue or document.get("queue") or known.queue)
         args_json, kwargs_json = encode(task, ANYTHING, args, kwargs)
+        keys = _keys_of(document.get("on_duplicate"), known, task, args, kwargs)
     except (InvalidArguments, InvalidOption) as error:
         raise BadMessage("bad value", str(error)) from None
-    run = NewRun(
+    return NewRun(
         task=task,
         args=args_json,
         kwargs=kwargs_json,
@@ -67,17 +64,24 @@ def message_run(document: Mapping[str, Any], facts: Mapping[str, TaskFacts], que
         delay_seconds=options.delay_seconds,
         timeout_seconds=options.timeout_seconds,
         on_lost=known.on_lost,
+        uuid=uuid,
+        is_limited=is_limited(queue),
+        **keys._asdict(),
+        expires_seconds=known.expires_seconds,
         retention=known.retention,
     )
-    return NewMessageRun(uuid, run, _unique_key(document.get("on_duplicate"), task, args, kwargs))
 
 
-def _unique_key(on_duplicate: object, task: str, args: object, kwargs: object) -> str | None:
-    """With ``discard``, no such run is recorded while one waits or runs."""
-    if on_duplicate != "discard":
-        return None
-    text = json.dumps([task, args, kwargs], sort_keys=True)
-    return f"discard:{hashlib.sha256(text.encode()).hexdigest()}"
+def _keys_of(on_duplicate: object, known: TaskFacts, task: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Keys:
+    """What the task declares holds for messages too; their ``on_duplicate``, if it is known, goes before it."""
+    limits, signature = from_document(known.limits)
+    if on_duplicate in ON_DUPLICATE:
+        word = check_on_duplicate(on_duplicate)
+        is_in_order = on_duplicate in IN_ORDER
+        limit = replace(limits.limit, concurrency=None) if is_in_order else limits.limit
+        unique_seconds = limits.unique_seconds if on_duplicate == "discard" else None
+        limits = replace(limits, limit=limit, on_duplicate=word, unique_seconds=unique_seconds)
+    return limits.keys_of(task, signature, args, kwargs) if limits.is_any else NO_KEYS
 
 
 class Submissions:
@@ -145,7 +149,7 @@ class Submissions:
         self._warn_of_duplicates(document)
         return next(iter(await self.record([message])), None)
 
-    async def record(self, messages: Sequence[NewMessageRun]) -> Sequence[ReceivedRun]:
+    async def record(self, messages: Sequence[NewRun]) -> Sequence[ReceivedRun]:
         """Record these, tell of the queues that have work now, and return the runs."""
         if not messages:
             return ()
@@ -158,19 +162,21 @@ class Submissions:
             return [run for message in messages for run in await self.record([message])]
         new = [run for run in received if run.is_new]
         self._stats.runs_received += len(new)
+        tasks = {message.uuid: message.task for message in messages}
+        for run in new:
+            self._stats.count_enqueued(tasks[run.uuid], run.queue, 1)
         if queues := sorted({run.queue for run in new if run.status == "READY"}):
             self._on_ready(queues)
-        words = {"READY": "ready", "SCHEDULED": "scheduled"}
-        if payloads := sorted({f"{words[run.status]}:{run.queue}" for run in new if run.status in words}):
+        if payloads := sorted({payload for run in new if (payload := _payload(run))}):
             await self._line.call(lambda store: store.notify(payloads))
         return received
 
-    def _understood(self, batch: Sequence[tuple[str, Mapping[str, Any]]]) -> list[NewMessageRun]:
-        messages: dict[str, NewMessageRun] = {}
+    def _understood(self, batch: Sequence[tuple[str, Mapping[str, Any]]]) -> list[NewRun]:
+        messages: dict[str, NewRun] = {}
         for queue, document in batch:
             try:
                 message = message_run(document, self._facts(), queue)
-                messages.setdefault(message.uuid, message)
+                messages.setdefault(message.uuid or "", message)
                 self._warn_of_duplicates(document)
             except BadMessage as error:
                 self._complain(error)
@@ -178,7 +184,15 @@ class Submissions:
 
     def _warn_of_duplicates(self, document: Mapping[str, Any]) -> None:
         wanted = document.get("on_duplicate", "parallel")
-        if wanted not in ("parallel", "discard"):
+        if wanted not in ON_DUPLICATE:
             self._complain(
-                BadMessage("on_duplicate", f"on_duplicate={wanted!r} is not available: the run may run beside others.")
+                BadMessage("on_duplicate", f"on_duplicate={wanted!r} is not known: the run may run beside others.")
             )
+
+
+def _payload(run: ReceivedRun) -> str | None:
+    """The wakeup for a run that was recorded."""
+    if run.status == "BLOCKED":
+        return f"blocked:{run.blocked_by}"
+    words = {"READY": "ready", "SCHEDULED": "scheduled"}
+    return f"{words[run.status]}:{run.queue}" if run.status in words else None

@@ -16,7 +16,8 @@ from django.db import DataError
 # cause better; and a trouble that comes and goes is no flood.
 FIRST_SILENCE_SECONDS = 5.0
 LONGEST_SILENCE_SECONDS = 60.0
-UNDEFINED_TABLE = "42P01"
+LATELY_SECONDS = 60.0  # parts wait for each other: the last may be failed so much later than the first
+UNDEFINED = ("42P01", "42703")  # a table, a column
 
 logger = logging.getLogger("django_dispatch.database")
 
@@ -30,6 +31,8 @@ class Trouble:
         self._lock = threading.Lock()
         self._failing: set[str] = set()
         self._since = 0.0
+        self._spread_at = float("-inf")
+        self._failed_at: dict[str, float] = {}
         self._spoke_at = self._silent_until = float("-inf")
         self._silence = FIRST_SILENCE_SECONDS
         self._is_announced = False
@@ -45,6 +48,9 @@ class Trouble:
             elif part not in self._failing and now - self._since > LONGEST_SILENCE_SECONDS:
                 # It may be another trouble: what fails for ever must not hide it.
                 self._silent_until = min(self._silent_until, self._spoke_at + FIRST_SILENCE_SECONDS)
+            if part not in self._failing:
+                self._spread_at = now
+            self._failed_at[part] = now
             self._failing.add(part)
             if now < self._silent_until:
                 return
@@ -63,6 +69,15 @@ class Trouble:
         if is_over:
             logger.warning("The trouble with the database is over, after %.1f s.", seconds)
         self._loop.call_soon_threadsafe(self._relieve)
+
+    def explains(self, part: str) -> bool:
+        """Return whether the database is why a part does not do its work.
+
+        It has failed that part lately; or it has begun to fail others just now, for whom that one may have to wait.
+        """
+        with self._lock:
+            lately = self._clock() - LATELY_SECONDS
+            return self._failed_at.get(part, lately) > lately or (bool(self._failing) and self._spread_at > lately)
 
     def on_relief(self, callback: Callable[[], None]) -> None:
         """Have ``callback`` called, on the loop, whenever a part that failed works again."""
@@ -87,7 +102,7 @@ class Trouble:
 def text_of(error: Exception) -> str:
     """Return the first line of what a database error says, and what to do about it where that is known."""
     text = str(error).strip().split("\n", 1)[0] or type(error).__name__
-    if getattr(error.__cause__, "sqlstate", None) == UNDEFINED_TABLE:
+    if getattr(error.__cause__, "sqlstate", None) in UNDEFINED:
         text += "; has manage.py migrate been run on this database?"
     return text
 

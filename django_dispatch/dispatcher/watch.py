@@ -81,6 +81,7 @@ class Watch:
                 flight.run.task,
                 self.grace_seconds,
                 executor.pid,
+                extra=flight.run.log_fields,
             )
             self._pool.kill(executor, f"to stop run {flight.run.id}")
 

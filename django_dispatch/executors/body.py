@@ -12,9 +12,14 @@ from types import TracebackType
 from typing import Any
 
 from .. import registry
-from ..context import StopReason, TaskContext, current_run_id, current_task
-from ..exceptions import InvalidArguments
-from ..messages import Assignment, Outcome, Stop, Verdict, error_document, storable
+from ..context import StopReason, TaskContext
+from ..decisions import Cancel, Decision, Retry, Snooze
+from ..enqueue import check_priority, check_queue
+from ..exceptions import InvalidArguments, UnknownTask
+from ..logs import current_run, run_fields
+from ..messages import Assignment, Outcome, Plan, Stop, Verdict, error_document, storable
+from ..retry import clamped
+from . import atomic
 
 LONGEST_MESSAGE = 10_000  # characters kept of an error's text
 LONGEST_TRACEBACK = 50_000
@@ -55,6 +60,12 @@ class Attempt:
         """The run's id and its task, for a log."""
         return self.assignment.run_id, self.assignment.task
 
+    @property
+    def log_fields(self) -> dict[str, object]:
+        """What the records of its body carry."""
+        assignment = self.assignment
+        return run_fields(assignment.run_id, assignment.task, assignment.queue, assignment.attempt)
+
     def body(
         self, report: Callable[[str], None], why_stop: Callable[[], Stop | None], ask: Callable[[str, float], str]
     ) -> Callable[[], Any]:
@@ -79,15 +90,21 @@ class Attempt:
             report=report,
             why_stop=lambda: REASON_OF_STOP.get(why_stop()),
             ask=ask,
+            scheduled_for=assignment.scheduled_for,
         )
-        current_run_id.set(assignment.run_id)
-        current_task.set(assignment.task)
+        current_run.set(self.log_fields)
+        if task.atomic:
+            return lambda: atomic.call(lambda: task.invoke(context, args, kwargs), assignment.lease, self.returned)
         return lambda: task.invoke(context, args, kwargs)
 
     def returned(self, value: Any) -> Outcome:
         """Return the outcome of a body that returned."""
         if value is None:
             return self._outcome(Verdict.RETURNED, "")
+        if type(value) is atomic.Committed:
+            return value.outcome
+        if issubclass(type(value), Decision):  # what isinstance() asks of a value may raise anything
+            return self._decided(value)
         try:
             text = json.dumps(value, ensure_ascii=False, allow_nan=False)
             if _is_too_deep(text, value):
@@ -102,20 +119,61 @@ class Attempt:
 
     def raised(self, error: BaseException) -> Outcome:
         """Return the outcome of a body that raised; if it had been told to stop, that is what counts."""
+        if self.stop is None and issubclass(type(error), Decision):
+            return self._decided(error, traceback=_traceback_of(error))
         verdict = VERDICT_OF_STOP[self.stop] if self.stop else Verdict.RAISED
-        facts = {"exception_class": _name_of(type(error))}
+        facts, plan = {"exception_class": _name_of(type(error))}, None
         if verdict in (Verdict.RAISED, Verdict.TIMED_OUT):  # where a body hung is what one wants to know
             facts["traceback"] = _traceback_of(error)
-        return self._failure(verdict, _text_of(error), **facts)
+            plan, note = self._plan(error, asks_types=verdict is Verdict.RAISED)
+            facts |= {"note": note} if note else {}
+        return self._failure(verdict, _text_of(error), plan, **facts)
 
-    def _failure(self, verdict: Verdict, message: str, **more: str) -> Outcome:
-        kind = KIND_OF_VERDICT[verdict]
-        attempt = self.assignment.attempt
-        return self._outcome(verdict, error_document(kind, message, attempt=attempt, executor=self.executor, **more))
+    def _decided(self, decision: Any, **more: str) -> Outcome:
+        """What a body says of its own run, by raising it or by returning it."""
+        try:
+            if isinstance(decision, Snooze):
+                return self._outcome(Verdict.SNOOZED, "", Plan(delay_seconds=clamped(decision.after_seconds)))
+            if isinstance(decision, Cancel):
+                return self._failure(Verdict.CANCELLED, _text_of(decision))
+            if isinstance(decision, Retry):
+                return self._retried(decision, **more)
+            problem = "it is none of Retry, Snooze and Cancel"
+        except BaseException as error:  # of a class derived from ours
+            problem = _text_of(error)
+        return self._failure(Verdict.RAISED, f"The decision {_name_of(type(decision))} cannot be followed: {problem}")
 
-    def _outcome(self, verdict: Verdict, text: str) -> Outcome:
+    def _retried(self, decision: Retry, **more: str) -> Outcome:
+        cause = decision.__cause__ or decision.__context__
+        queue = None if decision.queue is None else check_queue(decision.queue)
+        priority = None if decision.priority is None else check_priority(decision.priority)
+        plan, note = Plan(delay_seconds=clamped(decision.after_seconds)), ""
+        if plan.delay_seconds is None:
+            asked, note = self._plan(cause or decision, asks_types=False)
+            plan = asked or plan
+        more |= {"exception_class": _name_of(type(cause))} if cause else {}
+        more |= {"note": note} if note else {}
+        plan = plan._replace(queue=queue, priority=priority)
+        return self._failure(Verdict.RAISED, _text_of(cause or decision), plan, kind="retry", **more)
+
+    def _plan(self, error: BaseException, *, asks_types: bool) -> tuple[Plan | None, str]:
+        """What is to follow, as the task's options say; None: as they say to the dispatcher, too."""
+        try:
+            policy = registry.get(self.assignment.task).retries
+        except UnknownTask:
+            return None, ""
+        plan, note = policy.plan(self.assignment.failures + 1, error, asks_types=asks_types)
+        return (None if plan == Plan() else plan), note
+
+    def _failure(
+        self, verdict: Verdict, message: str, plan: Plan | None = None, kind: str | None = None, **more: str
+    ) -> Outcome:
+        facts = {"attempt": self.assignment.attempt, "executor": self.executor, **more}
+        return self._outcome(verdict, error_document(kind or KIND_OF_VERDICT[verdict], message, **facts), plan)
+
+    def _outcome(self, verdict: Verdict, text: str, plan: Plan | None = None) -> Outcome:
         run_id, epoch = self.token
-        return Outcome(run_id, epoch, verdict, perf_counter() - self.started_at, text)
+        return Outcome(run_id, epoch, verdict, perf_counter() - self.started_at, text, plan)
 
 
 def _is_too_deep(text: str, value: Any) -> bool:

@@ -11,13 +11,15 @@ import time
 from time import clock_gettime_ns  # bodies may put something else in its place
 
 from ..messages import Stop
+from .last_lines import LARGEST_LINES, clear
 
 _CELL = 8  # bytes; one aligned store each, so a cell is never seen half-written
 _VERSION, _LEASE_HIGH, _LEASE_LOW, _DEADLINE, _TURNED = range(5)
 ZYGOTES = 4
 """So many may be alive at once, each with a cell from _TURNED on."""
 _RUN_ID, _EPOCH, _REASON, _HEARTBEAT = range(4)
-_CELLS_EACH = _TURNED + ZYGOTES
+_LOG_LEVEL = _TURNED + ZYGOTES
+_CELLS_EACH = _LOG_LEVEL + 1
 _HALVES = struct.Struct("!qq")
 NEVER = 2**63 - 1
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -32,12 +34,15 @@ class Board:
     """A page of shared integers: one fence, and a slot for each executor. Each cell has one writer and any readers."""
 
     def __init__(self, descriptor: int, slots: int) -> None:
-        size = (slots + 1) * _CELLS_EACH * _CELL
+        cells = (slots + 1) * _CELLS_EACH * _CELL
+        size = cells + slots * LARGEST_LINES
         self.descriptor = descriptor
         self.slots = slots
         if os.fstat(descriptor).st_size < size:
             os.ftruncate(descriptor, size)
-        self._cells = memoryview(mmap.mmap(descriptor, size)).cast("q")
+        memory = memoryview(mmap.mmap(descriptor, size))
+        self._cells = memory[:cells].cast("q")
+        self._lines = memory[cells:]
 
     @classmethod
     def create(cls, slots: int) -> "Board":
@@ -73,6 +78,16 @@ class Board:
         """Return when it last said so."""
         return self._cells[_TURNED + zygote]
 
+    # the log
+
+    def set_log_level(self, level: int) -> None:
+        """Have the loggers of every executor follow, each from its next body on."""
+        self._cells[_LOG_LEVEL] = level
+
+    def log_level(self) -> int:
+        """Return the level that was set; 0: none was."""
+        return self._cells[_LOG_LEVEL]
+
     def _write_fence(self, halves: tuple[int, ...], deadline_ns: int) -> None:
         cells = self._cells
         version = cells[_VERSION]
@@ -95,6 +110,7 @@ class Board:
         """Make a slot fresh for a new executor."""
         for cell in range(_CELLS_EACH):
             self._cells[self._base(slot) + cell] = 0
+        clear(self.lines(slot))
 
     def order_stop(self, slot: int, token: tuple[int, int], reason: Stop) -> None:
         """Name the attempt, by run id and epoch, that the signal which follows is meant for."""
@@ -118,6 +134,10 @@ class Board:
     def last_beat_ns(self, slot: int) -> int:
         """Return when it last said so; 0: never."""
         return self._cells[self._base(slot) + _HEARTBEAT]
+
+    def lines(self, slot: int) -> memoryview:
+        """Return the bytes that this executor's last lines are in. See last_lines.py."""
+        return self._lines[slot * LARGEST_LINES : (slot + 1) * LARGEST_LINES]
 
     @staticmethod
     def _base(slot: int) -> int:

@@ -12,8 +12,10 @@ from typing import cast
 
 from asgiref.sync import sync_to_async
 
+from .. import logs
 from ..exceptions import ControlError
 from ..messages import (
+    Enqueued,
     Outcome,
     Progress,
     Question,
@@ -26,6 +28,7 @@ from ..messages import (
     StopOrder,
     Verdict,
 )
+from ..metrics.enqueued import enqueued
 from . import connections, descendants, stacks
 from .body import Attempt
 from .fence import Board
@@ -78,6 +81,7 @@ class LoopExecutor:
         stacks.answer_signals(self._stacks)
         # Not asyncio.run(): on its way out it would wait for threads and tasks that bodies left behind.
         self._loop = asyncio.new_event_loop()
+        enqueued.report = self._report_enqueued
         self._state = ProcessState()
         os.register_at_fork(after_in_child=self._disown)
         serving = self._loop.create_task(self._serve(), name="serve")
@@ -176,6 +180,8 @@ class LoopExecutor:
         return attempts
 
     async def _run(self, attempt: Attempt) -> None:
+        logs.set_level(self._board.log_level())
+        logs.current_run.set(attempt.log_fields)  # in the context of this task
         outcome = await self._outcome_of(attempt)
         if os.getpid() != self._pid:
             os._exit(0)  # a body that forked and returned in the child must not report a second time
@@ -219,7 +225,14 @@ class LoopExecutor:
 
     def _on_progress(self, attempt: Attempt, text: str) -> None:
         """Have a progress sent, before the outcome; from whatever thread a body has handed its context to."""
-        frame = Progress(*attempt.token, text).encode()
+        self._say_from_anywhere(Progress(*attempt.token, text).encode())
+
+    def _report_enqueued(self, task: str, queue: str, number: int) -> None:
+        """Have the dispatcher count."""
+        if os.getpid() == self._pid:
+            self._say_from_anywhere(Enqueued(task, queue, number).encode())
+
+    def _say_from_anywhere(self, frame: bytes) -> None:
         if threading.get_ident() == self._thread:
             self._say(frame)
         else:

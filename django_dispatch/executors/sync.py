@@ -1,5 +1,6 @@
 """An executor of synchronous bodies: one at a time, on the main thread, where a signal can stop them."""
 
+import contextlib
 import contextvars
 import itertools
 import logging
@@ -12,8 +13,22 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
+from .. import logs
 from ..exceptions import ControlError, RunCancelled, RunInterrupted, RunTimedOut
-from ..messages import Answer, Assignment, Outcome, Progress, Question, Ready, Retiring, Started, Stop, Verdict
+from ..messages import (
+    Answer,
+    Assignment,
+    Enqueued,
+    Outcome,
+    Progress,
+    Question,
+    Ready,
+    Retiring,
+    Started,
+    Stop,
+    Verdict,
+)
+from ..metrics.enqueued import enqueued
 from . import connections, descendants, stacks
 from .body import Attempt
 from .fence import Board
@@ -60,6 +75,7 @@ class SyncExecutor:
         signal.signal(signal.SIGUSR1, self._on_stop)
         os.register_at_fork(after_in_child=self._note_fork)
         stacks.answer_signals(self._stacks)
+        enqueued.report = self._report_enqueued
         self._state = ProcessState()
         self._send(Ready().encode())
         while not self._lifetime.is_over():
@@ -89,6 +105,8 @@ class SyncExecutor:
     def _run(self, assignment: Assignment) -> Outcome:
         self._send(Started(*assignment.token).encode())
         attempt = Attempt(assignment, self._name)
+        logs.set_level(self._board.log_level())
+        logs.current_run.set(attempt.log_fields)  # for what is said of it around the body; that sets its own
         threads = threading.active_count()
         try:
             connections.drop_broken()
@@ -112,6 +130,7 @@ class SyncExecutor:
             is_clean = False
         if not is_clean or (attempt.stop is not None and threading.active_count() > threads):
             self._lifetime.end()
+        logs.current_run.set({})
         return outcome
 
     def _clean_up(self, attempt: Attempt, *, was_quick: bool) -> bool:
@@ -146,6 +165,16 @@ class SyncExecutor:
         if self._is_fork:
             return
         self._undisturbed(attempt, lambda: self._send_whole(Progress(*attempt.token, text).encode()))
+
+    def _report_enqueued(self, task: str, queue: str, number: int) -> None:
+        """Have the dispatcher count; if it is gone, nobody does."""
+        frame, attempt = Enqueued(task, queue, number).encode(), self._current
+        if not self._is_fork:
+            with contextlib.suppress(OSError):
+                if attempt is None:  # a thread that a body left behind
+                    self._send_whole(frame)
+                else:
+                    self._undisturbed(attempt, lambda: self._send_whole(frame))
 
     def _ask(self, attempt: Attempt, text: str, timeout_seconds: float) -> str:
         """Put a question to the dispatcher and wait for the answer. Raises TimeoutError."""

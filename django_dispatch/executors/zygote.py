@@ -24,9 +24,12 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
-from .. import logs, registry
+from django.utils import timezone
+
+from .. import logs, registry, retry
+from ..limits import as_document
 from ..messages import Kind, News
-from . import connections, descendants
+from . import connections, descendants, last_lines
 from .fence import Board, now_ns
 from .limits import Lifetime, Limits
 from .loop import LoopExecutor
@@ -210,6 +213,7 @@ class Zygote:
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             for end in (self._orders, self._news, self._waker, self._wakee):
                 end.close()
+            last_lines.keep(self._board.lines(order["slot"]))
             tickets, stream, stacks = descriptors
             self._serve_as(order, socket.socket(fileno=tickets), socket.socket(fileno=stream), stacks)
             code = 0
@@ -263,7 +267,7 @@ def main() -> None:
         import django
 
         django.setup()
-        logs.configure(config["verbosity"])
+        logs.configure(config["verbosity"], log_format=config["log_format"], node=config["node"], may_wait=False)
         registry.autodiscover()
         connections.watch_for_our_death(config["connection_check_seconds"], config["connection_silence_seconds"])
         connections.close_all()
@@ -283,6 +287,7 @@ def main() -> None:
 
 def task_facts() -> dict[str, dict[str, Any]]:
     """Return what a dispatcher, which imports no task, must know of each."""
+    zone = timezone.get_default_timezone_name()
     return {
         path: {
             "kind": Kind.ASYNC if task.is_async else Kind.SYNC,
@@ -292,6 +297,12 @@ def task_facts() -> dict[str, dict[str, Any]]:
             "retention": task.retention_text,
             "priority": task.priority,
             "queue": task.queue if isinstance(task.queue, str) else "default",
+            "limits": as_document(task.limits, task.signature),
+            "on_start": task.on_start,
+            "schedules": [one._asdict() for one in task.declared(zone)],
+            "backoff": retry.as_document(task.retries.rule),
+            "retry_on_timeout": task.retries.on_timeout,
+            "expires_seconds": task.expires.total_seconds() if task.expires else None,
         }
         for path, task in registry.all_tasks().items()
     }

@@ -12,13 +12,18 @@ from datetime import datetime
 from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, Unpack
 from uuid import UUID
 
+from ..logs import run_fields
+from .schedule_rows import Declaration, DueSchedule, Fired, Firing, ScheduleState, StartRun
+
 
 class NewRun(NamedTuple):
     """A run to be recorded. ``args``, ``kwargs``, ``meta`` and ``retention`` are JSON texts.
 
     A None leaves it to the database or the task.
 
-    ``delay_seconds`` counts from now by the database's clock; at most one of it and ``run_after`` is given.
+    ``delay_seconds``, ``expires_seconds`` and ``unique_seconds`` count from now by the database's clock; at most one of
+    the first two and its moment (``run_after``, ``expires_at``) is given. ``uuid`` is known for as long as the row,
+    ``unique_key`` while the run has not ended, and for ``unique_seconds``. ``is_limited``: its queue has a limit.
     """
 
     task: str
@@ -31,16 +36,35 @@ class NewRun(NamedTuple):
     max_attempts: int | None = None
     timeout_seconds: float | None = None
     on_lost: str = "requeue"
+    uuid: str | None = None
+    unique_key: str | None = None
+    unique_seconds: float | None = None
+    on_duplicate: str | None = None
+    concurrency_key: str | None = None
+    concurrency_limit: int | None = None
+    rate_amount: int | None = None
+    rate_seconds: float | None = None
+    is_limited: bool | None = None
+    expires_at: datetime | None = None
+    expires_seconds: float | None = None
     meta: str = "{}"
     retention: str | None = None
 
+    @property
+    def blocked_by(self) -> str | None:
+        """Where it has to wait first, once it is due; None: nowhere."""
+        return self.concurrency_key or (f"queue:{self.queue}" if self.is_limited else None)
 
-class NewMessageRun(NamedTuple):
-    """A run that came as a message: recorded once for each ``uuid``, and never while another has its ``unique_key``."""
+    @property
+    def has_moments(self) -> bool:
+        """Whether its row has a time of its own, which the database's clock decides."""
+        moments = (self.run_after, self.delay_seconds, self.expires_at, self.expires_seconds)
+        return moments != (None, None, None, None)
 
-    uuid: str
-    run: NewRun
-    unique_key: str | None = None
+    @property
+    def may_be_duplicate(self) -> bool:
+        """Whether another run may be there in its place."""
+        return self.unique_key is not None or self.uuid is not None
 
 
 class ReceivedRun(NamedTuple):
@@ -51,6 +75,7 @@ class ReceivedRun(NamedTuple):
     queue: str
     status: str
     is_new: bool
+    blocked_by: str | None = None
 
 
 class Filter(TypedDict, total=False):
@@ -65,11 +90,22 @@ class Filter(TypedDict, total=False):
 
 
 class CancelledRun(NamedTuple):
-    """What a cancel did to one run; ``lease_id`` is set if it runs and was asked to stop."""
+    """What a cancel did to one run; ``lease_id`` is set if it runs and was asked to stop.
+
+    ``freed_key`` and ``freed_queue`` are the key and the queue at which it held a place that is free now.
+    """
 
     id: int
     answer: Literal["cancelled", "requested", "already final"]
     lease_id: UUID | None
+    freed_key: str | None = None
+    freed_queue: str | None = None
+
+    @property
+    def freed(self) -> list[str]:
+        """The keys to admit others at."""
+        of_queue = None if self.freed_queue is None else f"queue:{self.freed_queue}"
+        return [key for key in (self.freed_key, of_queue) if key is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +123,10 @@ class NewLease:
 
 
 class ClaimedRun(NamedTuple):
-    """A run as it was claimed. ``args`` and ``kwargs`` are the stored JSON texts, not decoded."""
+    """A run as it was claimed. ``args`` and ``kwargs`` are the stored JSON texts, not decoded.
+
+    ``scheduled_for`` is in seconds since 1970.
+    """
 
     id: int
     epoch: int
@@ -103,6 +142,15 @@ class ClaimedRun(NamedTuple):
     args: str
     kwargs: str
     uuid: str | None = None
+    due_seconds: float = 0.0
+    """For how long it had been due when it was claimed."""
+    scheduled_for: float | None = None
+    concurrency_key: str | None = None
+
+    @property
+    def log_fields(self) -> dict[str, object]:
+        """What a record that concerns this run carries."""
+        return run_fields(self.id, self.task, self.queue, self.attempt)
 
 
 class Settlement(NamedTuple):
@@ -110,7 +158,7 @@ class Settlement(NamedTuple):
 
     ``result``, ``error`` and ``progress`` are JSON texts; without a progress the stored one stays. ``delay_seconds``
     goes with SCHEDULED. ``has_failed`` and ``was_interrupted`` add to the run's counters; ``was_started`` False gives
-    the attempt back.
+    the attempt back. A ``queue`` or ``priority`` takes the place of the run's own.
     """
 
     run_id: int
@@ -123,6 +171,8 @@ class Settlement(NamedTuple):
     has_failed: bool = False
     was_interrupted: bool = False
     was_started: bool = True
+    queue: str | None = None
+    priority: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +196,38 @@ class Reclaimed:
     queue: str
     status: str
     lease_id: UUID
+
+    @property
+    def log_fields(self) -> dict[str, object]:
+        """What a record that concerns this run carries."""
+        return run_fields(self.run_id, self.task, self.queue)
+
+
+class Backlog(NamedTuple):
+    """The READY runs of one queue: how many, at most BACKLOG_LIMIT, and how long the oldest has been due."""
+
+    queue: str
+    ready: int
+    oldest_seconds: float
+
+
+BACKLOG_LIMIT = 10_000
+
+
+class Promoted(NamedTuple):
+    """What became of due runs: READY in ``queues``, or waiting at limits; and in how many seconds the next is due."""
+
+    queues: Sequence[str]
+    next_seconds: float | None
+    blocked_keys: Sequence[str] = ()
+
+
+class Admitted(NamedTuple):
+    """What an admission brought: queues that have READY runs now; keys to ask next, and those that are due later."""
+
+    queues: Sequence[str]
+    next_keys: Sequence[str]
+    later: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +261,11 @@ class Store(ABC):
         """Record a lease that is live from now for ``ttl_seconds``, and wake the dispatchers of its host."""
 
     @abstractmethod
-    def renew(self, lease_id: UUID, *, ttl_seconds: float, is_draining: bool) -> bool:
-        """Extend a live lease. False: it expired or was reclaimed, and nothing claimed under it is ours any more."""
+    def renew(self, lease_id: UUID, *, ttl_seconds: float, is_draining: bool, slots: int | None = None) -> bool:
+        """Extend a live lease; ``slots`` None leaves them.
+
+        False: it expired or was reclaimed, and nothing claimed under it is ours any more.
+        """
 
     @abstractmethod
     def surrender(self, lease_id: UUID) -> bool:
@@ -198,8 +283,9 @@ class Store(ABC):
         """Write settlements and claim what is wanted of the READY runs, in one statement and one commit.
 
         A settlement counts only where lease and epoch still match. Nobody's lock on a run is waited for. Nothing is
-        claimed unless the lease is live by the database's clock at that moment. Each queue is served by priority,
-        then id. Raises DataError when a settlement cannot be stored: then nothing was written.
+        claimed unless the lease is live by the database's clock at that moment, nor what has expired before its first
+        start. Each queue is served by priority, then id. Raises DataError when a settlement cannot be stored: then
+        nothing was written.
         """
 
     @abstractmethod
@@ -240,8 +326,28 @@ class Store(ABC):
         """Cancel READY runs in the private queue of a lease that does not exist; return how many. Waits for nobody."""
 
     @abstractmethod
-    def promote(self, *, limit: int) -> tuple[Sequence[str], float | None]:
-        """Make due SCHEDULED runs READY. Returns their queues and the seconds until the next one is due, if any."""
+    def promote(self, *, limit: int, limited_queues: Sequence[str] = ()) -> Promoted:
+        """Make due SCHEDULED runs READY; BLOCKED if they have a key, or are of a queue that has a limit."""
+
+    @abstractmethod
+    def blocked_keys(self, *, after: str, limit: int) -> Sequence[str]:
+        """Return the first ``limit`` keys after this one at which runs wait, in their order."""
+
+    @abstractmethod
+    def admit(self, keys: Sequence[str], *, most: int, queue_limits: str) -> Admitted:
+        """Give the free places of these keys to the runs that wait there, at most ``most`` each; best first.
+
+        Never are more runs of a key READY or RUNNING than its limit. ``queue_limits`` is a JSON object of the queues
+        that have one: ``concurrency``, ``rate_amount``, ``rate_seconds``.
+        """
+
+    @abstractmethod
+    def prune_buckets(self) -> None:
+        """Forget how full buckets were that are full again."""
+
+    @abstractmethod
+    def expire(self, *, limit: int) -> tuple[int, float | None]:
+        """Cancel runs that have expired before their first start. Returns how many, and the seconds to the next."""
 
     @abstractmethod
     def prune(self, *, status: str, age_seconds: float, limit: int) -> int:
@@ -266,12 +372,57 @@ class Store(ABC):
         """Return the names of the queues that have READY runs and are not paused."""
 
     @abstractmethod
+    def backlogs(self) -> Sequence[Backlog]:
+        """Return what there is in each queue that has READY runs. Cheap, whatever the backlog."""
+
+    @abstractmethod
+    def live_leases(self) -> Mapping[str, int]:
+        """Return how many leases are live, by their state."""
+
+    @abstractmethod
     def neighbours(self, *, host: str, besides: UUID | None) -> Sequence[Neighbour]:
         """Return the leases of ``host``, but for our own."""
 
     @abstractmethod
     def notify(self, payloads: Sequence[str]) -> None:
         """Send wakeups."""
+
+    # schedules
+
+    @abstractmethod
+    def due_schedules(self, tasks: Sequence[str], *, limit: int) -> tuple[Sequence[DueSchedule], float | None]:
+        """Return schedules of these tasks that are due or not planned; and in how many seconds the next one is."""
+
+    @abstractmethod
+    def fire(self, firings: Sequence[Firing]) -> Sequence[Fired]:
+        """Enqueue occurrences and move their schedules on, in one commit; return the schedules that were moved.
+
+        A schedule that is not as it was seen any more, or that another transaction holds, is left alone. Raises
+        DataError or IntegrityError when a run cannot be stored: then nothing was written.
+        """
+
+    @abstractmethod
+    def declare(self, declarations: Sequence[Declaration]) -> Mapping[str, str]:
+        """Record the schedules of the code. Returns for each name ``recorded``, or ``taken`` by one made by hand.
+
+        A name is left out if another transaction holds its row.
+        """
+
+    @abstractmethod
+    def keep_declared(self, names: Sequence[str]) -> None:
+        """Say that these schedules are still in the code of a dispatcher."""
+
+    @abstractmethod
+    def flag_unknown(self, tasks: Sequence[str], problem: str) -> Sequence[tuple[str, str]]:
+        """Flag schedules that are overdue and not of these tasks; return the name and task of each."""
+
+    @abstractmethod
+    def schedule_states(self, *, limit: int) -> Sequence[ScheduleState]:
+        """Return how schedules are: those with a problem first, then those due next."""
+
+    @abstractmethod
+    def enqueue_at_start(self, runs: Sequence[StartRun]) -> None:
+        """Enqueue runs because a dispatcher starts; a uuid that is known makes no second one."""
 
     # control
 
@@ -280,8 +431,10 @@ class Store(ABC):
         """Send payloads on any channel, in their order."""
 
     @abstractmethod
-    def receive(self, messages: Sequence[NewMessageRun]) -> Sequence[ReceivedRun]:
+    def receive(self, messages: Sequence[NewRun]) -> Sequence[ReceivedRun]:
         """Record a run for each message whose uuid is not known, and return the run of each that has one.
+
+        Where another run has its unique key, none is recorded.
 
         Raises DataError if one cannot be stored: then none was.
         """

@@ -1,5 +1,6 @@
 """Finish and claim, the hot path: one statement made and read here, whoever waits for it, a thread or an event loop."""
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Unpack
 from uuid import UUID
@@ -94,6 +95,10 @@ def _rest(s: Settlement) -> str:
         rest += f',"progress":{s.progress}'
     if s.delay_seconds is not None:
         rest += f',"delay":{s.delay_seconds!r}'
+    if s.queue is not None:
+        rest += f',"queue":{json.dumps(s.queue)}'
+    if s.priority is not None:
+        rest += f',"priority":{s.priority}'
     return rest
 
 

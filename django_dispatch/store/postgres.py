@@ -5,14 +5,18 @@ from collections.abc import Mapping, Sequence
 from typing import Unpack
 from uuid import UUID
 
+from . import postgres_schedules as schedules
 from . import statements
 from .base import (
+    Admitted,
+    Backlog,
     CancelledRun,
     Exchange,
     Filter,
     Neighbour,
     NewLease,
-    NewMessageRun,
+    NewRun,
+    Promoted,
     ReceivedRun,
     Reclaimed,
     Settlement,
@@ -21,6 +25,8 @@ from .base import (
 )
 from .exchange import AsyncExchanger, exchange_params, read_exchange, statement_for
 from .postgres_enqueue import CANCEL, document
+from .postgres_unique import GIVE_WAY
+from .schedule_rows import Declaration, DueSchedule, Fired, Firing, ScheduleState, StartRun
 from .session import AsyncSession, Session, Terms
 
 
@@ -46,9 +52,10 @@ class PostgresStore(Store):
             },
         )
 
-    def renew(self, lease_id: UUID, *, ttl_seconds: float, is_draining: bool) -> bool:
+    def renew(self, lease_id: UUID, *, ttl_seconds: float, is_draining: bool, slots: int | None = None) -> bool:
         state = "DRAINING" if is_draining else "ACTIVE"
-        cursor = self.session.execute(statements.RENEW, {"id": lease_id, "ttl": ttl_seconds, "state": state})
+        params = {"id": lease_id, "ttl": ttl_seconds, "state": state, "slots": slots}
+        cursor = self.session.execute(statements.RENEW, params)
         return cursor.rowcount == 1
 
     def surrender(self, lease_id: UUID) -> bool:
@@ -92,9 +99,30 @@ class PostgresStore(Store):
     def cancel_unreachable(self) -> int:
         return self.session.execute(statements.CANCEL_UNREACHABLE, {}).rowcount
 
-    def promote(self, *, limit: int) -> tuple[Sequence[str], float | None]:
-        rows = self.session.execute(statements.PROMOTE, {"limit": limit}).fetchall()
-        return [row[0] for row in rows if row[0] is not None], next((row[1] for row in rows if row[0] is None), None)
+    def promote(self, *, limit: int, limited_queues: Sequence[str] = ()) -> Promoted:
+        params = {"limit": limit, "limited_queues": list(limited_queues)}
+        *rows, (_, _, next_seconds) = self.session.execute(statements.PROMOTE, params).fetchall()
+        queues = [queue for queue, key, _ in rows if key is None]
+        return Promoted(queues, next_seconds, sorted({key for _, key, _ in rows if key is not None}))
+
+    def blocked_keys(self, *, after: str, limit: int) -> Sequence[str]:
+        return [row[0] for row in self.session.execute(statements.BLOCKED_KEYS, {"after": after, "limit": limit})]
+
+    def admit(self, keys: Sequence[str], *, most: int, queue_limits: str) -> Admitted:
+        params = {"keys": list(keys), "most": most, "queue_limits": queue_limits}
+        rows = self.session.execute(statements.ADMIT, params).fetchall()
+        return Admitted(
+            [queue for queue, _, _ in rows if queue is not None],
+            [key for _, key, seconds in rows if key is not None and seconds is None],
+            {key: seconds for _, key, seconds in rows if seconds is not None},
+        )
+
+    def prune_buckets(self) -> None:
+        self.session.execute(statements.PRUNE_BUCKETS)
+
+    def expire(self, *, limit: int) -> tuple[int, float | None]:
+        expired, next_seconds = self.session.execute(statements.EXPIRE, {"limit": limit}).fetchall()[0]
+        return expired, next_seconds
 
     def prune(self, *, status: str, age_seconds: float, limit: int) -> int:
         params = {"status": status, "age": age_seconds, "task": None, "limit": limit}
@@ -110,10 +138,37 @@ class PostgresStore(Store):
     def ready_queues(self) -> Sequence[str]:
         return [row[0] for row in self.session.execute(statements.READY_QUEUES)]
 
+    def backlogs(self) -> Sequence[Backlog]:
+        return [Backlog(*row) for row in self.session.execute(statements.BACKLOGS)]
+
+    def live_leases(self) -> Mapping[str, int]:
+        return {row[0]: row[1] for row in self.session.execute(statements.LIVE_LEASES)}
+
     def neighbours(self, *, host: str, besides: UUID | None) -> Sequence[Neighbour]:
         return [
             Neighbour(*row) for row in self.session.execute(statements.NEIGHBOURS, {"host": host, "besides": besides})
         ]
+
+    def due_schedules(self, tasks: Sequence[str], *, limit: int) -> tuple[Sequence[DueSchedule], float | None]:
+        return schedules.due(self.session, tasks, limit)
+
+    def fire(self, firings: Sequence[Firing]) -> Sequence[Fired]:
+        return schedules.fire(self.session, firings)
+
+    def declare(self, declarations: Sequence[Declaration]) -> Mapping[str, str]:
+        return schedules.declare(self.session, declarations)
+
+    def keep_declared(self, names: Sequence[str]) -> None:
+        schedules.keep_declared(self.session, names)
+
+    def flag_unknown(self, tasks: Sequence[str], problem: str) -> Sequence[tuple[str, str]]:
+        return schedules.flag_unknown(self.session, tasks, problem)
+
+    def schedule_states(self, *, limit: int) -> Sequence[ScheduleState]:
+        return schedules.states(self.session, limit)
+
+    def enqueue_at_start(self, runs: Sequence[StartRun]) -> None:
+        schedules.start(self.session, runs)
 
     def notify(self, payloads: Sequence[str]) -> None:
         self.session.execute(statements.NOTIFY, {"payloads": list(payloads)})
@@ -121,17 +176,22 @@ class PostgresStore(Store):
     def send(self, channel: str, payloads: Sequence[str]) -> None:
         self.session.execute(statements.SEND, {"channel": channel, "payloads": list(payloads)})
 
-    def receive(self, messages: Sequence[NewMessageRun]) -> Sequence[ReceivedRun]:
-        items = (
-            f'{document(message.run)[:-1]}, "uuid": {json.dumps(message.uuid)},'
-            f' "unique_key": {json.dumps(message.unique_key)}}}'
-            for message in messages
-        )
-        new = self.session.execute(statements.RECEIVE, {"messages": f"[{','.join(items)}]"}).fetchall()
-        known = {row[1] for row in new}
-        uuids = [message.uuid for message in messages if message.uuid not in known]
-        old = self.session.execute(statements.RECEIVED, {"uuids": uuids}).fetchall() if uuids else []
-        return [ReceivedRun(*row) for row in (*new, *old)]
+    def receive(self, messages: Sequence[NewRun]) -> Sequence[ReceivedRun]:
+        found = self._record(messages)
+        missing = [message for message in messages if message.uuid not in found]
+        if missing:
+            old = self.session.execute(statements.RECEIVED, {"uuids": [message.uuid for message in missing]})
+            found |= {row[1]: ReceivedRun(*row) for row in old}
+        missing = [message for message in missing if message.uuid not in found]
+        keys = [message.unique_key for message in missing if message.unique_key is not None]
+        if keys and self.session.execute(GIVE_WAY, {"keys": keys}).rowcount:
+            found |= self._record(missing)
+        return list(found.values())
+
+    def _record(self, messages: Sequence[NewRun]) -> dict[str | None, ReceivedRun]:
+        documents = f"[{','.join(map(document, messages))}]"
+        rows = self.session.execute(statements.RECEIVE, {"messages": documents})
+        return {row[1]: ReceivedRun(*row) for row in rows}
 
     def cancel(self, limit: int, **wanted: Unpack[Filter]) -> Mapping[int, CancelledRun]:
         names = ("run", "uuid", "task", "queue", "args", "kwargs")
@@ -142,7 +202,7 @@ class PostgresStore(Store):
             meant = statements.MEANT_BY_UUID if "uuid" in wanted else statements.MEANT
         ids = [row[0] for row in self.session.execute(meant, params)]
         found = self.session.execute(CANCEL, {"ids": ids}) if ids else ()
-        return {run_id: CancelledRun(run_id, answer, lease_id) for run_id, answer, lease_id in found}
+        return {row[0]: CancelledRun._make(row) for row in found}
 
     def abort(self) -> None:
         self.session.abort()

@@ -18,7 +18,12 @@ from .base import CancelledRun, NewRun
 if TYPE_CHECKING:
     from django_dispatch.models import Run
 
-OPTIONS = ("queue", "priority", "run_after", "delay_seconds", "max_attempts", "timeout_seconds", "on_lost")
+OPTIONS = (
+    *("queue", "priority", "run_after", "delay_seconds", "max_attempts", "timeout_seconds", "on_lost"),
+    *("uuid", "unique_key", "unique_seconds", "on_duplicate"),
+    *("concurrency_key", "concurrency_limit", "rate_amount", "rate_seconds", "is_limited"),
+    *("expires_at", "expires_seconds"),
+)
 CHUNK_RUNS = 1000
 # A jsonb document holds at most 256 MB; long before that, a statement this large is no faster than two.
 CHUNK_CHARACTERS = 8_000_000
@@ -35,13 +40,19 @@ COLUMNS = {
     "on_lost": "%s",
     "meta": "%s::jsonb",
     "retention": "%s::jsonb",
+    "on_duplicate": "%s",
+    "concurrency_key": "%s",
+    "concurrency_limit": "%s",
+    "rate_amount": "%s",
+    "rate_seconds": "%s",
+    "status": "%s",
 }
 DEFAULTS = {"queue": "default", "priority": 0, "kwargs": "{}", "on_lost": "requeue", "meta": "{}"}
 
 
 @cache
 def enqueue_statement(columns: tuple[str, ...]) -> str:
-    """Return the INSERT of one READY run that names these columns."""
+    """Return the INSERT of one run that is due and names these columns: READY, or BLOCKED if it has a key."""
     return (
         f"INSERT INTO django_dispatch_run ({', '.join(columns)}, source)"
         f" VALUES ({', '.join(COLUMNS[column] for column in columns)}, 'app')"
@@ -59,7 +70,7 @@ TOO_MANY_NOTIFICATIONS = "54000"
 
 # The clock is read once, so that status and run_after agree, and every run of a chunk is due at the same moment.
 # The runs are sorted before the ids are drawn: ids, and therefore starts, come in the order of the document. One row
-# comes back, of arrays in that order.
+# comes back, of arrays in that order. A trigger makes a run with a key BLOCKED that is due.
 ENQUEUE_MANY = """
 WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS now),
 new AS (
@@ -67,24 +78,32 @@ new AS (
   FROM clock, ROWS FROM (jsonb_to_recordset(%s::jsonb) AS (
     task text, queue text, priority smallint, args jsonb, kwargs jsonb, run_after timestamptz,
     delay_seconds double precision, max_attempts smallint, timeout_seconds double precision, on_lost text, meta jsonb,
-    retention jsonb
+    uuid text, unique_key text, unique_seconds double precision, on_duplicate text, concurrency_key text,
+    concurrency_limit int, rate_amount int, rate_seconds double precision, is_limited boolean,
+    expires_at timestamptz, expires_seconds double precision, retention jsonb
   )) WITH ORDINALITY AS r (
     task, queue, priority, args, kwargs, run_after, delay_seconds, max_attempts, timeout_seconds, on_lost, meta,
-    retention, place
+    uuid, unique_key, unique_seconds, on_duplicate, concurrency_key, concurrency_limit, rate_amount, rate_seconds,
+    is_limited, expires_at, expires_seconds, retention, place
   ), LATERAL (SELECT COALESCE(r.run_after, clock.now + make_interval(secs => r.delay_seconds)) AS due) d
 ), recorded AS (
   INSERT INTO django_dispatch_run (
-    task, queue, priority, args, kwargs, max_attempts, timeout, on_lost, meta, retention, source, enqueued_at, status,
-    run_after)
+    task, queue, priority, args, kwargs, max_attempts, timeout, on_lost, meta, source, enqueued_at, status, run_after,
+    uuid, unique_key, unique_until, on_duplicate, concurrency_key, concurrency_limit, rate_amount, rate_seconds,
+    expires_at, retention)
   SELECT task, queue, priority, args, COALESCE(kwargs, '{}'), max_attempts, make_interval(secs => timeout_seconds),
-    on_lost, COALESCE(meta, '{}'), retention, 'app', now,
-    CASE WHEN later IS NULL THEN 'READY' ELSE 'SCHEDULED' END, later
+    on_lost, COALESCE(meta, '{}'), 'app', now,
+    CASE WHEN later IS NOT NULL THEN 'SCHEDULED' WHEN is_limited THEN 'BLOCKED' ELSE 'READY' END, later,
+    uuid, unique_key, now + make_interval(secs => unique_seconds), COALESCE(on_duplicate, 'parallel'),
+    concurrency_key, concurrency_limit, rate_amount, rate_seconds,
+    COALESCE(expires_at, now + make_interval(secs => expires_seconds)), retention
   FROM new ORDER BY place
-  RETURNING id, run_after
+  RETURNING id, status, run_after, unique_key, uuid
 )
-SELECT now, array_agg(id ORDER BY id), array_agg(run_after ORDER BY id) FROM recorded, clock GROUP BY now
+SELECT now, array_agg(id ORDER BY id), array_agg(status ORDER BY id), array_agg(run_after ORDER BY id),
+  array_agg(unique_key ORDER BY id), array_agg(uuid ORDER BY id)
+FROM recorded, clock GROUP BY now
 """
-
 # Locked first, by id: a claim or finish that is under way is waited for and its result seen, and two cancels of the
 # same runs cannot deadlock. A run that waits ends here; one that runs is only marked, its body has yet to end.
 CANCEL = """
@@ -95,23 +114,28 @@ WITH target AS MATERIALIZED (
   UPDATE django_dispatch_run r
   SET status = 'CANCELLED', finished_at = clock_timestamp(), run_after = NULL, unique_key = NULL
   FROM target t WHERE r.id = t.id AND t.status IN ('SCHEDULED', 'READY', 'BLOCKED')
-  RETURNING r.id
+  RETURNING r.id, CASE WHEN r.places > 0 THEN r.concurrency_key END AS freed_key,
+    CASE WHEN r.places = 2 THEN r.queue END AS freed_queue
 ), requested AS (
   UPDATE django_dispatch_run r
   SET cancel_requested_at = COALESCE(r.cancel_requested_at, clock_timestamp())
   FROM target t WHERE r.id = t.id AND t.status = 'RUNNING'
   RETURNING r.id, r.lease_id
 )
-SELECT id, 'cancelled', NULL::uuid FROM cancelled
-UNION ALL SELECT id, 'requested', lease_id FROM requested
-UNION ALL SELECT id, 'already final', NULL FROM target WHERE status IN ('SUCCESSFUL', 'FAILED', 'CANCELLED')
+SELECT id, 'cancelled', NULL::uuid, freed_key, freed_queue FROM cancelled
+UNION ALL SELECT id, 'requested', lease_id, NULL, NULL FROM requested
+UNION ALL SELECT id, 'already final', NULL, NULL, NULL FROM target WHERE status IN ('SUCCESSFUL', 'FAILED', 'CANCELLED')
 """
 
+# It keeps to the limits of the old one, and is nobody's duplicate.
 RERUN = """
 INSERT INTO django_dispatch_run (
-  task, queue, priority, args, kwargs, max_attempts, timeout, on_lost, meta, retention, source)
+  task, queue, priority, args, kwargs, max_attempts, timeout, on_lost, meta, retention, source, status,
+  on_duplicate, concurrency_key, concurrency_limit, rate_amount, rate_seconds)
 SELECT task, queue, priority, args, kwargs, max_attempts, timeout, on_lost, jsonb_build_object('rerun_of', id),
-  retention, 'app'
+  retention, 'app',
+  CASE WHEN queue = ANY(%s::text[]) THEN 'BLOCKED' ELSE 'READY' END,
+  on_duplicate, concurrency_key, concurrency_limit, rate_amount, rate_seconds
 FROM django_dispatch_run WHERE id = %s AND status IN ('SUCCESSFUL', 'FAILED', 'CANCELLED')
 RETURNING *
 """
@@ -124,17 +148,18 @@ ORDER BY node, acquired_at
 
 
 class Recorded(NamedTuple):
-    """What the database decided about a new run."""
+    """What the database decided about a new run; ``duplicate_of`` is the one that is there in its place, if any."""
 
     id: int
     enqueued_at: datetime
     status: str
     run_after: datetime | None
+    duplicate_of: "Run | None" = None
 
 
 def enqueue(using: str, new: NewRun) -> Recorded:
-    """Insert one run: READY, or SCHEDULED if it is due later."""
-    if new.run_after is not None or new.delay_seconds is not None:
+    """Insert one run: READY, SCHEDULED if it is due later, or BLOCKED if it has a limit to pass."""
+    if new.has_moments:
         return _insert_chunk(using, document(new))[0]
     values = _values(new)
     with connections[using].cursor() as cursor:
@@ -143,7 +168,7 @@ def enqueue(using: str, new: NewRun) -> Recorded:
 
 
 def enqueue_and_wake(using: str, new: NewRun, channel: str, payload: str) -> tuple[Recorded, bool]:
-    """Insert one READY run and notify in the same commit; return whether that was done. In autocommit only.
+    """Insert one run that is due and notify in the same commit; return whether that was done. In autocommit only.
 
     PostgreSQL refuses a commit that notifies while its queue of notifications is full: then the run goes in alone.
     """
@@ -161,7 +186,7 @@ def enqueue_and_wake(using: str, new: NewRun, channel: str, payload: str) -> tup
 
 def enqueue_many(using: str, news: Iterable[NewRun]) -> list[Recorded]:
     """Insert the runs, one statement a chunk, all or none; the answers and the ids are in the order of ``news``."""
-    chunks = list(_chunks(news))
+    chunks = list(chunked(news))
     with transaction.atomic(using=using) if len(chunks) > 1 else nullcontext():
         return [recorded for chunk in chunks for recorded in _insert_chunk(using, chunk)]
 
@@ -181,15 +206,15 @@ def cancel(using: str, ids: Collection[int]) -> list[CancelledRun]:
         return [CancelledRun(*row) for row in cursor.fetchall()]
 
 
-def rerun(using: str, run_id: int) -> "Run | None":
-    """Insert a READY copy of a run that has ended; None if there is no such run or it has not ended."""
+def rerun(using: str, run_id: int, *, limited_queues: Collection[str] = ()) -> "Run | None":
+    """Insert a copy of a run that has ended; None if there is no such run or it has not ended."""
     from django_dispatch.models import Run
 
-    return next(iter(Run.objects.using(using).raw(RERUN, [run_id])), None)
+    return next(iter(Run.objects.using(using).raw(RERUN, [list(limited_queues), run_id])), None)
 
 
 def _values(new: NewRun) -> dict[str, Any]:
-    """The columns of a run that is READY at once, but for those that are as the database has them by default."""
+    """The columns of a run that is due at once, but for those that are as the database has them by default."""
     values = {
         "task": new.task,
         "queue": new.queue,
@@ -202,20 +227,29 @@ def _values(new: NewRun) -> dict[str, Any]:
         "meta": new.meta,
         "retention": new.retention,
     }
+    if new.blocked_by is not None:
+        values |= {
+            "on_duplicate": new.on_duplicate or "parallel",
+            "concurrency_key": new.concurrency_key,
+            "concurrency_limit": new.concurrency_limit,
+            "rate_amount": new.rate_amount,
+            "rate_seconds": new.rate_seconds,
+            "status": "BLOCKED",
+        }
     return {column: value for column, value in values.items() if value != DEFAULTS.get(column)}
 
 
 def _insert_chunk(using: str, runs: str) -> list[Recorded]:
     with connections[using].cursor() as cursor:
         cursor.execute(ENQUEUE_MANY, [f"[{runs}]"])
-        now, ids, later = cursor.fetchone()
+        now, ids, statuses, later, *_ = cursor.fetchone()
     return [
-        Recorded(run_id, now, "SCHEDULED" if run_after else "READY", run_after)
-        for run_id, run_after in zip(ids, later, strict=True)
+        Recorded(run_id, now, status, run_after) for run_id, status, run_after in zip(ids, statuses, later, strict=True)
     ]
 
 
-def _chunks(news: Iterable[NewRun]) -> Iterator[str]:
+def chunked(news: Iterable[NewRun]) -> Iterator[str]:
+    """Return the runs as the insides of JSON lists, each of a size that one statement takes well."""
     chunk: list[str] = []
     characters = 0
     for new in news:

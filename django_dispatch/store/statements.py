@@ -6,6 +6,8 @@ a partial index can be used by a prepared statement. Time is ``clock_timestamp()
 began.
 """
 
+from .base import BACKLOG_LIMIT
+
 RUN = "django_dispatch_run"
 LEASE = "django_dispatch_lease"
 
@@ -27,7 +29,8 @@ SELECT pg_notify('django_dispatch', 'lease:' || host) FROM acquired
 
 RENEW = f"""
 UPDATE {LEASE}
-SET expires_at = clock_timestamp() + %(ttl)s * interval '1 second', renewed_at = clock_timestamp(), state = %(state)s
+SET expires_at = clock_timestamp() + %(ttl)s * interval '1 second', renewed_at = clock_timestamp(), state = %(state)s,
+  slots = coalesce(%(slots)s::int, slots)
 WHERE id = %(id)s AND expires_at > clock_timestamp()
 """
 
@@ -42,6 +45,19 @@ _OURS = "r.id = s.id AND r.epoch = s.epoch AND r.lease_id IS NOT DISTINCT FROM %
 _WORD = """CASE WHEN r.cancel_requested_at IS NOT NULL AND s.status IN ('READY', 'SCHEDULED')
              THEN 'CANCELLED' ELSE s.status END"""
 
+# What is kept of a run's errors when one more comes: the first, and as many of the newest as a row can well hold.
+_KEPT = """CASE WHEN jsonb_typeof(r.errors) <> 'array' THEN jsonb_build_array(r.errors)
+             WHEN pg_column_size(r.errors) > 250000 THEN jsonb_build_array(r.errors -> 0, r.errors -> -1)
+             WHEN jsonb_array_length(r.errors) >= 100 THEN r.errors - 1 ELSE r.errors END"""
+
+# Whether a run may still be started: what was started once does not expire.
+_IN_TIME = "(expires_at IS NULL OR attempt > 0 OR expires_at > clock_timestamp())"
+
+# Whether a run that has ended keeps its key.
+_IS_UNIQUE_STILL = "r.unique_until > clock_timestamp()"
+
+# What a run keeps while it waits to be tried again: where order counts, its place at its key; else nothing.
+_KEPT_PLACES = "CASE WHEN r.places > 0 AND r.on_duplicate IN ('serial', 'queue_one') THEN 1 ELSE 0 END"
 
 # finish: lock by token what nobody else holds, update. claim: lock and check our own lease, pick per queue, update.
 # Nothing here waits for a run: one that is held, by a cancel in a long transaction say, is answered as busy, to be sent
@@ -64,21 +80,27 @@ live AS MATERIALIZED (
   SELECT p.id FROM live, unnest(%(queues)s::text[]) WITH ORDINALITY AS q(name, place)
   CROSS JOIN LATERAL (
     SELECT id FROM {RUN}
-    WHERE status = 'READY' AND queue = q.name AND task <> ALL(%(excluded)s::text[])
+    WHERE status = 'READY' AND queue = q.name AND task <> ALL(%(excluded)s::text[]) AND {_IN_TIME}
     ORDER BY priority DESC, id LIMIT 10000 FOR NO KEY UPDATE SKIP LOCKED) AS p
   WHERE q.name <> ALL({_PAUSED})
   LIMIT %(limit)s
 )"""
 
 
+# The key of a run of which one may wait is free when it waits no more.
 _CLAIMING = f"""
   UPDATE {RUN} AS r
-  SET status = 'RUNNING', lease_id = %(lease)s, epoch = r.epoch + 1, attempt = r.attempt + 1,
+  SET status = 'RUNNING', lease_id = %(lease)s, epoch = r.epoch + 1, attempt = least(r.attempt + 1, 32767),
       started_at = clock_timestamp(),
+      unique_key = CASE WHEN r.unique_key IS NOT NULL AND r.on_duplicate NOT IN ('queue_one', 'replace')
+                   THEN r.unique_key END,
       on_lost = CASE WHEN r.task = ANY(%(at_most_once)s::text[]) THEN 'fail' ELSE r.on_lost END
   FROM picked WHERE r.id = picked.id
   RETURNING r.id, r.epoch, r.task, r.queue, r.priority, r.attempt, r.failures, r.interruptions, r.max_attempts,
-            extract(epoch FROM r.timeout)::float8, r.on_lost, r.args::text, r.kwargs::text, r.uuid
+            extract(epoch FROM r.timeout)::float8, r.on_lost, r.args::text, r.kwargs::text, r.uuid,
+            extract(epoch FROM clock_timestamp() - coalesce(r.ready_at, r.enqueued_at))::float8,
+            extract(epoch FROM r.scheduled_for)::float8,
+            r.concurrency_key
 """
 
 # The claim of an idle dispatcher, which has nothing to finish: a shorter way from a wakeup to a body.
@@ -88,7 +110,7 @@ EXCHANGE = f"""
 WITH settled AS MATERIALIZED (
   SELECT * FROM jsonb_to_recordset(%(settlements)s::jsonb) AS s(
     id bigint, epoch int, status text, result jsonb, error jsonb, progress jsonb, delay float8,
-    failed smallint, interrupted smallint, started smallint)
+    failed smallint, interrupted smallint, started smallint, queue text, priority smallint)
 ), free AS MATERIALIZED (
   SELECT s.* FROM settled AS s JOIN {RUN} AS r ON {_OURS} FOR NO KEY UPDATE OF r SKIP LOCKED
 ), finished AS (
@@ -99,10 +121,15 @@ WITH settled AS MATERIALIZED (
       failures = r.failures + coalesce(s.failed, 0),
       interruptions = r.interruptions + coalesce(s.interrupted, 0),
       errors = CASE WHEN s.error IS NULL THEN r.errors
-               ELSE r.errors || (s.error || jsonb_build_object('at', clock_timestamp())) END,
+               ELSE {_KEPT} || (s.error || jsonb_build_object('at', clock_timestamp())) END,
+      queue = coalesce(s.queue, r.queue), priority = coalesce(s.priority, r.priority),
       started_at = CASE WHEN s.started = 0 THEN NULL ELSE r.started_at END,
+      ready_at = CASE WHEN s.started = 0 THEN r.ready_at WHEN {_WORD} = 'READY' THEN clock_timestamp() END,
       run_after = CASE {_WORD} WHEN 'SCHEDULED' THEN clock_timestamp() + s.delay * interval '1 second' END,
-      unique_key = CASE WHEN {_WORD} IN ('READY', 'SCHEDULED') THEN r.unique_key END,
+      unique_key = CASE WHEN r.unique_key IS NOT NULL AND (
+                     {_WORD} IN ('READY', 'SCHEDULED') OR {_WORD} <> 'CANCELLED' AND {_IS_UNIQUE_STILL})
+                   THEN r.unique_key END,
+      places = CASE WHEN r.places > 0 AND {_WORD} = 'SCHEDULED' THEN {_KEPT_PLACES} ELSE r.places END,
       finished_at = CASE WHEN {_WORD} NOT IN ('READY', 'SCHEDULED') THEN clock_timestamp() END
   FROM free AS s WHERE r.id = s.id
   RETURNING r.id
@@ -110,7 +137,7 @@ WITH settled AS MATERIALIZED (
 SELECT * FROM claimed
 UNION ALL
 SELECT id, NULL, CASE WHEN EXISTS (SELECT FROM {RUN} AS r WHERE {_OURS}) THEN 'busy' END,
-       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM settled AS s WHERE id NOT IN (SELECT id FROM finished)
 """
 
@@ -134,11 +161,14 @@ _LOST = """CASE WHEN r.cancel_requested_at IS NOT NULL THEN 'CANCELLED'
              WHEN r.interruptions = 0 THEN 'READY' ELSE 'SCHEDULED' END"""
 _LOSE = f"""
   SET status = {_LOST}, lease_id = NULL, interruptions = r.interruptions + 1,
-      errors = r.errors || jsonb_build_object('attempt', r.attempt, 'at', clock_timestamp(), 'kind', 'lost',
+      errors = {_KEPT} || jsonb_build_object('attempt', r.attempt, 'at', clock_timestamp(), 'kind', 'lost',
         'message', 'The dispatcher was lost: ' || lost.why, 'executor', lost.node),
+      ready_at = CASE {_LOST} WHEN 'READY' THEN clock_timestamp() END,
       run_after = CASE {_LOST} WHEN 'SCHEDULED'
                   THEN clock_timestamp() + least(2 ^ r.interruptions, 3600) * interval '1 second' END,
-      unique_key = CASE WHEN {_LOST} IN ('READY', 'SCHEDULED') THEN r.unique_key END,
+      unique_key = CASE WHEN {_LOST} IN ('READY', 'SCHEDULED') OR {_LOST} <> 'CANCELLED' AND {_IS_UNIQUE_STILL}
+                   THEN r.unique_key END,
+      places = CASE WHEN {_LOST} = 'SCHEDULED' THEN {_KEPT_PLACES} ELSE r.places END,
       finished_at = CASE WHEN {_LOST} NOT IN ('READY', 'SCHEDULED') THEN clock_timestamp() END"""
 
 # A lease row is deleted with its runs' return: whoever claims locks the row first, so that no run joins in between.
@@ -193,10 +223,14 @@ WITH RECURSIVE hop AS (
 )
 UPDATE {RUN} AS r
 SET status = 'CANCELLED', unique_key = NULL, finished_at = clock_timestamp(),
-    errors = r.errors || jsonb_build_object('attempt', r.attempt, 'at', clock_timestamp(), 'kind', 'unreachable',
+    errors = {_KEPT} || jsonb_build_object('attempt', r.attempt, 'at', clock_timestamp(), 'kind', 'unreachable',
       'message', 'It was for one dispatcher alone, which lives no more.')
 WHERE r.id = ANY(ARRAY(SELECT id FROM unreachable))
 """
+
+# Where a run has to wait that is due: at its key, unless it kept its place there, or at its queue.
+_NEXT_LIMIT = """CASE WHEN r.concurrency_key IS NOT NULL AND r.places = 0 THEN r.concurrency_key
+                   WHEN r.queue = ANY(%(limited_queues)s::text[]) THEN 'queue:' || r.queue END"""
 
 # The clock is volatile: only as a sub-select, read once, can it say where in an index to begin and to stop. Compared
 # row by row, a look that finds less than its limit would walk through everything that is not due.
@@ -206,20 +240,68 @@ due AS MATERIALIZED (
   SELECT id FROM {RUN} WHERE status = 'SCHEDULED' AND run_after <= (SELECT now FROM clock)
   ORDER BY run_after LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED
 ), promoted AS (
-  UPDATE {RUN} SET status = 'READY', run_after = NULL WHERE id = ANY(ARRAY(SELECT id FROM due)) RETURNING queue
+  UPDATE {RUN} AS r
+  SET status = CASE WHEN {_NEXT_LIMIT} IS NULL THEN 'READY' ELSE 'BLOCKED' END, blocked_by = {_NEXT_LIMIT},
+      ready_at = run_after, run_after = NULL
+  WHERE id = ANY(ARRAY(SELECT id FROM due)) RETURNING queue, blocked_by
 )
-SELECT DISTINCT queue, NULL::float8 FROM promoted
+SELECT DISTINCT CASE WHEN blocked_by IS NULL THEN queue END, blocked_by, NULL::float8 FROM promoted
 UNION ALL
-SELECT NULL, extract(epoch FROM (
+SELECT NULL, NULL, extract(epoch FROM (
   SELECT run_after FROM {RUN} WHERE status = 'SCHEDULED' AND run_after > (SELECT now FROM clock)
   ORDER BY run_after LIMIT 1
 ) - clock_timestamp())::float8
 """
 
+# What waits for its first start and is too late for it. The claim does not take it either, whenever this is.
+EXPIRE = f"""
+WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS now),
+late AS MATERIALIZED (
+  SELECT id FROM {RUN}
+  WHERE expires_at <= (SELECT now FROM clock) AND attempt = 0 AND status IN ('SCHEDULED', 'READY', 'BLOCKED')
+  ORDER BY expires_at LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED
+), expired AS (
+  UPDATE {RUN} AS r
+  SET status = 'CANCELLED', run_after = NULL, unique_key = NULL, finished_at = clock_timestamp(),
+      errors = {_KEPT} || jsonb_build_object('attempt', 0, 'at', clock_timestamp(), 'kind', 'expired',
+        'message', 'It had not been started when it expired.')
+  WHERE id = ANY(ARRAY(SELECT id FROM late)) RETURNING id
+)
+SELECT (SELECT count(*) FROM expired), extract(epoch FROM (
+  SELECT expires_at FROM {RUN}
+  WHERE expires_at > (SELECT now FROM clock) AND attempt = 0 AND status IN ('SCHEDULED', 'READY', 'BLOCKED')
+  ORDER BY expires_at LIMIT 1
+) - clock_timestamp())::float8
+"""
+
+ADMIT = "SELECT * FROM django_dispatch_admit(%(keys)s::text[], %(most)s, %(queue_limits)s::jsonb)"
+
+# Hops from each key at which runs wait to the next, from where the last sweep ended, however many wait there.
+BLOCKED_KEYS = f"""
+WITH RECURSIVE hop AS (
+  (SELECT blocked_by, 1 AS place FROM {RUN} WHERE status = 'BLOCKED' AND blocked_by > %(after)s
+   ORDER BY blocked_by LIMIT 1)
+  UNION ALL
+  SELECT (SELECT blocked_by FROM {RUN} WHERE status = 'BLOCKED' AND blocked_by > hop.blocked_by
+          ORDER BY blocked_by LIMIT 1), place + 1
+  FROM hop WHERE hop.blocked_by IS NOT NULL AND place < %(limit)s
+)
+SELECT blocked_by FROM hop WHERE blocked_by IS NOT NULL
+"""
+
+# A bucket that was not touched for a day, the longest period of a rate, is full: as if it was not there.
+PRUNE_BUCKETS = """
+DELETE FROM django_dispatch_bucket WHERE key = ANY(ARRAY(
+  SELECT key FROM django_dispatch_bucket WHERE filled_at < clock_timestamp() - interval '1 day'
+  LIMIT 1000 FOR UPDATE SKIP LOCKED))
+"""
+
 _OF_TASK = "(%(task)s::text IS NULL OR task = %(task)s)"
+# What is to stay unique for longer than it is kept is kept for so long.
+_IS_FORGETTABLE = "(unique_key IS NULL OR unique_until IS NULL OR unique_until <= (SELECT clock_timestamp()))"
 _OLD = f"""
   WHERE finished_at < (SELECT clock_timestamp() - %(age)s * interval '1 second')
-    AND status = %(status)s AND retention IS NULL AND {_OF_TASK}"""
+    AND status = %(status)s AND retention IS NULL AND {_OF_TASK} AND {_IS_FORGETTABLE}"""
 PRUNE = f"""
 WITH old AS MATERIALIZED (
   SELECT id FROM {RUN} {_OLD}
@@ -234,7 +316,7 @@ _GOES_AT = "(finished_at AT TIME ZONE 'UTC') + make_interval(secs => (retention 
 _OLD_OWN = f"""
   WHERE finished_at IS NOT NULL AND retention IS NOT NULL
     AND {_GOES_AT} < (SELECT clock_timestamp() AT TIME ZONE 'UTC')
-    AND (%(status)s::text IS NULL OR status = %(status)s) AND {_OF_TASK}"""
+    AND (%(status)s::text IS NULL OR status = %(status)s) AND {_OF_TASK} AND {_IS_FORGETTABLE}"""
 _OLD_REGARDLESS = f"""
   WHERE finished_at IS NOT NULL AND retention IS NOT NULL
     AND finished_at < (SELECT clock_timestamp() - %(age)s * interval '1 second') AND status = %(status)s
@@ -283,10 +365,11 @@ WITH RECURSIVE hop AS (
     ORDER BY priority DESC LIMIT 1) AS below
 ), waiting AS MATERIALIZED (
   SELECT first.id, level.top FROM level CROSS JOIN LATERAL (
-    SELECT id, enqueued_at FROM {RUN} WHERE status = 'READY' AND queue = level.queue AND priority = level.priority
+    SELECT id, coalesce(ready_at, enqueued_at) AS due_at FROM {RUN}
+    WHERE status = 'READY' AND queue = level.queue AND priority = level.priority
     ORDER BY id LIMIT %(limit)s) AS first
   WHERE level.priority < level.top
-    AND first.enqueued_at < (SELECT clock_timestamp() - %(age)s * interval '1 second')
+    AND first.due_at < (SELECT clock_timestamp() - %(age)s * interval '1 second')
   LIMIT 1000
 ), aged AS MATERIALIZED (
   SELECT id FROM {RUN} WHERE id = ANY(ARRAY(SELECT id FROM waiting)) AND status = 'READY'
@@ -294,6 +377,32 @@ WITH RECURSIVE hop AS (
 )
 UPDATE {RUN} AS r SET priority = (SELECT top FROM waiting WHERE waiting.id = r.id)
 WHERE r.id = ANY(ARRAY(SELECT id FROM aged))
+"""
+
+# Each queue that has READY runs, each priority in it, and of these so many runs: what is read is bounded, whatever the
+# backlog. The oldest is taken to be among the next twenty of its priority.
+BACKLOGS = f"""
+WITH RECURSIVE hop AS (
+  (SELECT queue FROM {RUN} WHERE status = 'READY' ORDER BY queue LIMIT 1)
+  UNION ALL
+  SELECT (SELECT queue FROM {RUN} WHERE status = 'READY' AND queue > hop.queue ORDER BY queue LIMIT 1)
+  FROM hop WHERE hop.queue IS NOT NULL
+)
+SELECT hop.queue,
+  (SELECT count(*) FROM (
+    SELECT FROM {RUN} WHERE status = 'READY' AND queue = hop.queue LIMIT {BACKLOG_LIMIT}) AS bounded),
+  (WITH RECURSIVE step AS (
+    (SELECT priority FROM {RUN} WHERE status = 'READY' AND queue = hop.queue ORDER BY priority DESC LIMIT 1)
+    UNION ALL
+    SELECT (SELECT priority FROM {RUN} WHERE status = 'READY' AND queue = hop.queue AND priority < step.priority
+            ORDER BY priority DESC LIMIT 1)
+    FROM step WHERE step.priority IS NOT NULL
+  )
+  SELECT greatest(0, extract(epoch FROM clock_timestamp() - min(head.due_at)))::float8
+  FROM step CROSS JOIN LATERAL (
+    SELECT coalesce(ready_at, enqueued_at) AS due_at FROM {RUN}
+    WHERE status = 'READY' AND queue = hop.queue AND priority = step.priority ORDER BY id LIMIT 20) AS head)
+FROM hop WHERE hop.queue IS NOT NULL LIMIT 1000
 """
 
 NEIGHBOURS = f"SELECT id, node, process FROM {LEASE} WHERE host = %(host)s AND id IS DISTINCT FROM %(besides)s"
@@ -307,21 +416,29 @@ SEND = "SELECT pg_notify(%(channel)s, payload) FROM unnest(%(payloads)s::text[])
 RECEIVE = f"""
 WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS now),
 new AS (
-  SELECT m.*, clock.now + make_interval(secs => m.delay_seconds) AS later
+  SELECT m.*, clock.now, clock.now + make_interval(secs => m.delay_seconds) AS later,
+    clock.now + make_interval(secs => m.expires_seconds) AS expires_at
   FROM clock, jsonb_to_recordset(%(messages)s::jsonb) AS m(
     uuid text, unique_key text, task text, queue text, priority smallint, args jsonb, kwargs jsonb,
-    delay_seconds float8, timeout_seconds float8, on_lost text, retention jsonb)
+    delay_seconds float8, timeout_seconds float8, on_lost text, unique_seconds float8, on_duplicate text,
+    concurrency_key text, concurrency_limit int, rate_amount int, rate_seconds float8, is_limited boolean,
+    expires_seconds float8, retention jsonb)
 )
 INSERT INTO {RUN} (
-  uuid, unique_key, task, queue, priority, args, kwargs, timeout, on_lost, retention, source, status, run_after)
+  uuid, unique_key, task, queue, priority, args, kwargs, timeout, on_lost, unique_until, on_duplicate,
+  concurrency_key, concurrency_limit, rate_amount, rate_seconds, source, status, run_after, expires_at, retention)
 SELECT uuid, unique_key, task, queue, priority, args, COALESCE(kwargs, '{{}}'), make_interval(secs => timeout_seconds),
-  on_lost, retention, 'notify', CASE WHEN later IS NULL THEN 'READY' ELSE 'SCHEDULED' END, later
+  on_lost, now + make_interval(secs => unique_seconds), COALESCE(on_duplicate, 'parallel'),
+  concurrency_key, concurrency_limit, rate_amount, rate_seconds, 'notify',
+  CASE WHEN later IS NOT NULL THEN 'SCHEDULED' WHEN is_limited THEN 'BLOCKED' ELSE 'READY' END, later,
+  expires_at, retention
 FROM new ORDER BY uuid
 ON CONFLICT DO NOTHING
-RETURNING id, uuid, queue, status, true
+RETURNING id, uuid, queue, status, true, blocked_by
 """
 
-RECEIVED = f"SELECT id, uuid, queue, status, false FROM {RUN} WHERE uuid = ANY(%(uuids)s::text[]) AND uuid IS NOT NULL"
+_OF_UUIDS = "WHERE uuid = ANY(%(uuids)s::text[]) AND uuid IS NOT NULL"
+RECEIVED = f"SELECT id, uuid, queue, status, false, blocked_by FROM {RUN} {_OF_UUIDS}"
 
 # What waits or runs and is meant, through the partial index of each status: a history of millions is not looked at.
 _MEANT = """
@@ -332,12 +449,14 @@ MEANT = f"""
 SELECT id FROM (
   SELECT id FROM {RUN} WHERE status = 'READY' {_MEANT}
   UNION ALL SELECT id FROM {RUN} WHERE status = 'SCHEDULED' {_MEANT}
-  UNION ALL SELECT id FROM {RUN} WHERE status = 'BLOCKED' AND concurrency_key IS NOT NULL {_MEANT}
+  UNION ALL SELECT id FROM {RUN} WHERE status = 'BLOCKED' {_MEANT}
   UNION ALL SELECT id FROM {RUN} WHERE lease_id IS NOT NULL AND cancel_requested_at IS NULL {_MEANT}
 ) AS meant ORDER BY id LIMIT %(limit)s
 """
 MEANT_BY_ID = f"SELECT id FROM {RUN} WHERE id = %(run)s {_MEANT}"
 MEANT_BY_UUID = f"SELECT id FROM {RUN} WHERE uuid = %(uuid)s::text AND uuid IS NOT NULL {_MEANT}"
+
+LIVE_LEASES = f"SELECT state, count(*) FROM {LEASE} WHERE expires_at > clock_timestamp() GROUP BY state"
 
 # For whoever asks: who should answer.
 LIVE = f"SELECT id, node, host, pid FROM {LEASE} WHERE expires_at > clock_timestamp() ORDER BY node, acquired_at"

@@ -3,6 +3,7 @@
 A wakeup is a hint and carries no work: who misses it finds the same in the table, one poll later.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -10,21 +11,27 @@ from ..conf import WAKEUP_CHANNEL
 
 CHANNEL = WAKEUP_CHANNEL
 
-WakeupKind = Literal["ready", "scheduled", "cancel", "lease", "test"]
+# In the place of many keys at which runs wait. No key begins so but a queue's, and no queue has an empty name.
+ANY_KEY = "queue:"
+MOST_KEYS = 20
+
+WakeupKind = Literal["ready", "scheduled", "blocked", "cancel", "lease", "schedule", "test"]
 
 
 @dataclass(frozen=True, slots=True)
 class Wakeup:
-    """``ready``: a queue may have READY runs; ``scheduled``: it has one that is due later.
+    """``ready``: a queue may have READY runs; ``scheduled``: it has one that is due later; ``blocked``: a
+    run waits at a limit, or a place there is free.
 
-    ``cancel``: a lease's runs were asked to stop; ``lease``: a dispatcher of a host took a lease; ``test``: an echo.
+    ``cancel``: a lease's runs were asked to stop; ``lease``: a dispatcher of a host took a lease; ``schedule``: the
+    rule of one has changed; ``test``: an echo.
     """
 
     kind: WakeupKind
     value: str
 
     def encode(self) -> str:
-        """Return the payload: the kind, a colon, and the queue, lease id, host or (for a test) any text."""
+        """Return the payload: the kind, a colon, and the queue, key, lease id, host or (for a test) any text."""
         return f"{self.kind}:{self.value}"
 
     @classmethod
@@ -35,3 +42,10 @@ class Wakeup:
             if found == kind and value:
                 return cls(kind, value)
         return None
+
+
+def blocked_wakeups(keys: Collection[str]) -> list[Wakeup]:
+    """Return what tells of these keys: each of a few, or that there are many."""
+    if len(keys) > MOST_KEYS:
+        return [Wakeup("blocked", ANY_KEY)]
+    return [Wakeup("blocked", key) for key in keys]

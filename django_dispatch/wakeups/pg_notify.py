@@ -6,6 +6,9 @@ believed: every so often the dispatcher sends itself a wakeup, and a connection 
 
 import asyncio
 import contextlib
+import os
+import socket
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from uuid import uuid4
@@ -25,7 +28,7 @@ class Listener:
     ``send`` must send a payload on another connection. After a failure ``on_failed`` returns when to try again. When
     nothing was heard for ``proof_seconds``, a payload is sent, and must come within as many: so a connection that died
     in silence is found within three times as long, and in a fleet most proofs are those of others. ``on_message`` gets
-    what comes on other ``channels``, with the channel.
+    what comes on other ``channels``, with the channel; ``on_echo``, after how many seconds a proof came.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class Listener:
         proof_seconds: float,
         channels: Sequence[str] = (),
         on_message: Callable[[str, str], None] = lambda channel, payload: None,
+        on_echo: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._connect_params = connect_params
         self._on_wakeup = on_wakeup
@@ -50,7 +54,9 @@ class Listener:
         self._proof_seconds = proof_seconds
         self._channels = dict.fromkeys((CHANNEL, *channels))
         self._on_message = on_message
+        self._on_echo = on_echo
         self._mark = uuid4().hex
+        self._sent_at: float | None = None
         self._heard = asyncio.Event()
         self._doubt = asyncio.Event()
         self.is_connected = False
@@ -90,16 +96,18 @@ class Listener:
     async def _hear(self, connection: psycopg.AsyncConnection[Any]) -> None:
         """Read whenever there is something to read: ``connection.notifies()`` would look ten times a second as well."""
         loop, readable = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(connection.fileno(), readable.set)
-        try:
-            while True:
-                while notify := connection.pgconn.notifies():
-                    self._on_notify(notify.relname.decode(), notify.extra.decode(errors="replace"))
-                await readable.wait()
-                readable.clear()
-                connection.pgconn.consume_input()
-        finally:
-            loop.remove_reader(connection.fileno())
+        # A descriptor of our own: libpq closes its socket when that breaks, and somebody else may get the number.
+        with socket.socket(fileno=os.dup(connection.fileno())) as watched:
+            loop.add_reader(watched, readable.set)
+            try:
+                while True:
+                    while notify := connection.pgconn.notifies():
+                        self._on_notify(notify.relname.decode(), notify.extra.decode(errors="replace"))
+                    await readable.wait()
+                    readable.clear()
+                    connection.pgconn.consume_input()
+            finally:
+                loop.remove_reader(watched)
 
     def _on_notify(self, channel: str, payload: str) -> None:
         self._heard.set()
@@ -109,11 +117,15 @@ class Listener:
         wakeup = Wakeup.parse(payload)
         if wakeup is not None and wakeup.kind != "test":
             self._on_wakeup(wakeup)
+        elif wakeup is not None and wakeup.value == self._mark and self._sent_at is not None:
+            self._on_echo(time.monotonic() - self._sent_at)
+            self._sent_at = None
 
     async def _prove(self) -> None:
         """Send ourselves a wakeup whenever nothing was heard for a while; fail when it does not come."""
         while True:
             self._heard.clear()
+            self._sent_at = time.monotonic()
             try:
                 await self._send(Wakeup("test", self._mark).encode())
             except Exception as error:

@@ -41,6 +41,18 @@ class Claimer:
         self.settlements = [Settlement(run.id, run.epoch, "SUCCESSFUL", result="null") for run in exchange.claimed]
         return took * 1000
 
+    def admit(self, key: str) -> float:
+        """Admit the next one at a key, and have it end; return the milliseconds that the admission took."""
+        began = time.perf_counter()
+        admitted = self.store.admit([key], most=100, queue_limits="{}")
+        took = time.perf_counter() - began
+        claimed = self.store.exchange(self.lease_id, [], queues=admitted.queues, limit=1).claimed
+        if len(claimed) != 1 or claimed[0].concurrency_key != key:
+            raise RuntimeError(f"Nobody was admitted at {key}.")
+        done = [Settlement(run.id, run.epoch, "SUCCESSFUL", result="null") for run in claimed]
+        self.store.exchange(self.lease_id, done, queues=(), limit=0)
+        return took * 1000
+
     def renew(self) -> float:
         """Renew the lease; return the milliseconds that it took."""
         began = time.perf_counter()

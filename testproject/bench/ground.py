@@ -43,7 +43,7 @@ class Ground:
 
     def clean(self) -> None:
         """Empty the tables."""
-        self.sql.execute("TRUNCATE django_dispatch_run, django_dispatch_lease")
+        self.sql.execute("TRUNCATE django_dispatch_run, django_dispatch_lease, django_dispatch_bucket")
 
     def fill(self, task: str, runs: int) -> None:
         """Put ``runs`` READY runs into the emptied tables."""

@@ -17,7 +17,8 @@ class Dispatcher:
 
     def __init__(self, url: str, *options: str) -> None:
         self._popen = subprocess.Popen(
-            [sys.executable, "manage.py", "rundispatcher", "-v0", "--no-reload", *options], env=environment(url)
+            [sys.executable, "manage.py", "rundispatcher", "-v0", "--no-reload", "--metrics-port=0", *options],
+            env=environment(url),
         )
         self.process = psutil.Process(self._popen.pid)
 

@@ -16,7 +16,7 @@ from django.db import transaction
 from django.template.loader import render_to_string
 from django.utils import timezone
 
-from django_dispatch import TaskContext, task
+from django_dispatch import Cron, TaskContext, task
 from testproject.shop.models import CatalogueImport, Order, Product
 
 BATCH_ROWS = 200
@@ -54,6 +54,18 @@ def import_catalogue(ctx: TaskContext, import_id: int) -> int:
         ctx.progress(catalogue.rows_done, len(rows), f"up to {batch[-1]['sku']}")
     ctx.log.info("imported %d of %d products", catalogue.rows_done, len(rows))
     return catalogue.rows_done
+
+
+@task(schedule=Cron("*/30 * * * * *", overlap="skip", catch_up="none") if settings.SHOP_SCHEDULES else None)
+def report_sales() -> str:
+    """Say every half minute what was ordered so far."""
+    return f"{Order.objects.count()} orders, {Order.objects.filter(receipt_sent_at=None).count()} without a receipt"
+
+
+@task(schedule=Cron("0 3 * * mon-fri", tz="Europe/Paris", args=[30]) if settings.SHOP_SCHEDULES else None)
+def forget_imports(days: int) -> int:
+    """Delete imports that are older than so many days."""
+    return CatalogueImport.objects.filter(uploaded_at__lt=timezone.now() - timedelta(days=days)).delete()[0]
 
 
 @task(priority=-10, timeout=timedelta(minutes=5))

@@ -209,6 +209,7 @@ def test_executors_are_scaled_up_and_down_without_harm(pair: Kit) -> None:
 
     assert [reply["before"] for reply in ctl("scale", "--processes=4")] == [1, 1]
     wait_for(lambda: sync_workers() == [4, 4], what="eight executors")
+    wait_for(lambda: set(Lease.objects.values_list("slots", flat=True)) == {604}, what="shown on the leases")
     ctl("scale", "--processes=1")
     wait_for(lambda: sync_workers() == [1, 1], what="two executors")
     pair.gate.open("scaled")
@@ -346,8 +347,8 @@ def test_the_figures_are_those_of_the_database_and_the_kernel(pair: Kit) -> None
     def finished() -> dict[tuple[str, str, str], int]:
         counts: Counter[tuple[str, str, str]] = Counter()
         for reply in ctl("metrics"):
-            for one in reply["runs_finished"]:
-                counts[one["task"], one["queue"], one["status"]] += one["count"]
+            for one in reply["django_dispatch_runs_finished_total"]:
+                counts[one["task"], one["queue"], one["status"]] += one["value"]
         return {key: count for key, count in counts.items() if key[2] in FINAL and key[0] != tasks.spin_in_c.path}
 
     ctl("scale", "--processes=4")

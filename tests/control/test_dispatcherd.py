@@ -192,7 +192,7 @@ def test_a_bare_notify_is_a_run_however_often_it_is_sent(pair: Kit) -> None:
 def test_what_is_no_task_is_refused_told_once_and_never_evaluated(pair: Kit, control: Control, tmp_path: Path) -> None:
     trap = tmp_path / "evaluated"
     evil = f"lambda: __import__('pathlib').Path({str(trap)!r}).touch()"
-    before = {node: reply["metrics"]["messages_refused"] for node, reply in ask(control, "status").items()}
+    before = {node: reply["producers"]["messages"]["refused"] for node, reply in ask(control, "status").items()}
     count = Run.objects.count()
     for _ in range(5):
         send(pair, evil, json.dumps({"task": evil, "uuid": "u"}), json.dumps({"task": "os.system", "uuid": "u2"}))
@@ -201,7 +201,7 @@ def test_what_is_no_task_is_refused_told_once_and_never_evaluated(pair: Kit, con
     after = submit_task(note, args=("after",))[0]  # what came before it has been looked at, too
     wait_until_final(run_of(after))
     for node, reply in ask(control, "status").items():
-        refused = reply["metrics"]["messages_refused"]
+        refused = reply["producers"]["messages"]["refused"]
         counts = {kind: refused[kind] - before[node].get(kind, 0) for kind in refused}
         assert {kind: counts[kind] for kind in ("not JSON", "unknown task", "no uuid", "no task", "bad value")} == {
             "not JSON": 5,

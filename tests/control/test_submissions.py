@@ -3,17 +3,21 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
+from inspect import signature
 from typing import Any
 
 import pytest
 from django.db import OperationalError
+from django.db.models.functions import Now
 
 from django_dispatch.control.wire import BadMessage
 from django_dispatch.dispatcher import submissions
 from django_dispatch.dispatcher.stats import Stats
 from django_dispatch.dispatcher.submissions import Submissions, message_run
 from django_dispatch.finish import TaskFacts
+from django_dispatch.limits import Limits, as_document, check_limits
 from django_dispatch.messages import Kind
 from django_dispatch.models import Run
 from django_dispatch.store.postgres import PostgresStore, open_store
@@ -26,20 +30,19 @@ def message(**fields: Any) -> dict[str, Any]:
 
 
 def test_a_message_becomes_a_run_of_its_channels_queue_with_its_tasks_options() -> None:
-    found = message_run(message(args=[1, "é"], kwargs={"k": None}, delay=2.5, timeout=30), FACTS, "mail")
-    run = found.run
-    assert (found.uuid, found.unique_key, run.task, run.queue, run.priority) == ("u1", None, "shop.add", "mail", 7)
+    run = message_run(message(args=[1, "é"], kwargs={"k": None}, delay=2.5, timeout=30), FACTS, "mail")
+    assert (run.uuid, run.unique_key, run.task, run.queue, run.priority) == ("u1", None, "shop.add", "mail", 7)
     assert (run.args, run.kwargs, run.on_lost) == ('[1,"é"]', '{"k":null}', "fail")
     assert (run.delay_seconds, run.timeout_seconds) == (2.5, 30)
 
 
 def test_without_a_channels_queue_it_is_the_messages_or_the_tasks() -> None:
-    assert message_run(message(queue="own"), FACTS, None).run.queue == "own"
-    assert message_run(message(), FACTS, None).run.queue == "sums"
+    assert message_run(message(queue="own"), FACTS, None).queue == "own"
+    assert message_run(message(), FACTS, None).queue == "sums"
 
 
 def test_zero_is_none_and_unknown_fields_are_ignored() -> None:
-    run = message_run(message(delay=0.0, timeout=0, args=None, time_pub=1.5, bind=True, guid={}), FACTS, "q").run
+    run = message_run(message(delay=0.0, timeout=0, args=None, time_pub=1.5, bind=True, guid={}), FACTS, "q")
     assert (run.delay_seconds, run.timeout_seconds, run.args, run.kwargs) == (None, None, "[]", "{}")
 
 
@@ -152,8 +155,58 @@ def test_a_duplicate_is_discarded_while_the_first_waits_or_runs(store: PostgresS
 
 
 def test_what_cannot_be_honoured_is_recorded_and_told(store: PostgresStore) -> None:
-    complaints, _, stats = submit(DirectLine(store), message(on_duplicate="serial"))
+    complaints, _, stats = submit(DirectLine(store), message(on_duplicate="sometimes"))
     assert (complaints, stats.runs_received, Run.objects.count()) == (["on_duplicate"], 1, 1)
+
+
+def test_serial_ones_wait_at_one_key_and_queue_one_keeps_one_of_them(store: PostgresStore) -> None:
+    serial = [message(uuid=f"s{number}", on_duplicate="serial", args=[1]) for number in range(3)]
+    one = [message(uuid=f"q{number}", on_duplicate="queue_one", args=[1]) for number in range(3)]
+    complaints, queues, _ = submit(DirectLine(store), *serial, *one, message(uuid="other", on_duplicate="serial"))
+    found = Run.objects.order_by("pk")
+    assert (complaints, queues, {run.status for run in found}) == ([], [], {"BLOCKED"})
+    assert sorted(run.uuid or "" for run in found) == ["other", "q0", "s0", "s1", "s2"]
+    assert len({run.blocked_by for run in found}) == 2  # those of the same arguments wait at one
+    assert {run.concurrency_limit for run in found} == {1}
+
+
+SIGNATURE = signature(lambda order, note="-": None)
+LIMITED = check_limits(SIGNATURE, concurrency=2, key="order-{order}-{note}")
+
+
+@pytest.mark.parametrize("fields", [{"args": [7]}, {"kwargs": {"order": 7}}, {"args": [7], "kwargs": {"note": "-"}}])
+def test_what_a_task_declares_holds_for_messages_too(fields: dict[str, Any]) -> None:
+    facts = {"shop.add": replace(FACTS["shop.add"], limits=document_of(LIMITED))}
+    run = message_run(message(**fields), facts, None)
+    assert (run.concurrency_key, run.concurrency_limit) == ("key:order-7--", 2)
+
+
+def test_one_whose_time_is_over_gives_way_to_a_message(store: PostgresStore) -> None:
+    limits = check_limits(SIGNATURE, on_duplicate="discard", unique_seconds=60)
+    facts = {"shop.add": replace(FACTS["shop.add"], limits=document_of(limits))}
+    line = DirectLine(store)
+    submit(line, message(uuid="a", args=[7]), facts=lambda: facts)
+    Run.objects.update(status="SUCCESSFUL", finished_at=Now())
+    submit(line, message(uuid="b", args=[7]), message(uuid="c", args=[8]), facts=lambda: facts)
+    Run.objects.filter(uuid="a").update(unique_until=Now())
+    submit(line, message(uuid="d", args=[7]), facts=lambda: facts)
+    assert [(run.uuid, run.unique_key is None) for run in Run.objects.order_by("pk")] == [
+        *(("a", True), ("c", False), ("d", False))
+    ]
+
+
+def test_a_key_that_cannot_be_made_is_refused() -> None:
+    facts = {"shop.add": replace(FACTS["shop.add"], limits=document_of(LIMITED))}
+    with pytest.raises(BadMessage, match="missing a required argument: 'order'"):
+        message_run(message(), facts, None)
+    facts = {"shop.add": replace(FACTS["shop.add"], limits=document_of(replace(LIMITED, key=lambda order: "k")))}
+    with pytest.raises(BadMessage, match="its key is a function"):
+        message_run(message(args=[7]), facts, None)
+
+
+def document_of(limits: Limits) -> Any:
+    """As it comes from a zygote."""
+    return json.loads(json.dumps(as_document(limits, SIGNATURE)))
 
 
 def test_messages_wait_for_the_database(store: PostgresStore) -> None:
@@ -179,8 +232,8 @@ def test_one_that_postgres_refuses_does_not_hold_up_the_others(
 
     def careless(document: Any, facts: Any, queue: Any) -> Any:
         found = whole(document, facts, queue)
-        bad = found.run._replace(args='["a\\u0000b"]')
-        return found._replace(run=bad) if document["uuid"] == "bad" else found
+        bad = found._replace(args='["a\\u0000b"]')
+        return bad if document["uuid"] == "bad" else found
 
     monkeypatch.setattr(submissions, "message_run", careless)
     messages = [message(uuid=uuid) for uuid in ("a", "bad", "c")]

@@ -109,6 +109,7 @@ def _config(board: Board) -> dict[str, Any]:
         "board": board.descriptor,
         "slots": board.slots,
         "verbosity": 1,
+        "log_format": "text",
         "sys_path": sys.path,
         "async_concurrency": 1,
         "connection_check_seconds": 1,

@@ -1,8 +1,9 @@
 """What bodies print passes through to the dispatcher's output; whoever reads that may be slow, or gone."""
 
+import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -48,3 +49,47 @@ def test_a_log_without_a_reader_costs_nothing_but_the_log(kit: Kit, pipe: tuple[
     assert {run.status for run in (*runs, after)} == {"SUCCESSFUL"}
     a.terminate()
     assert a.exit_code() == 0
+
+
+def full(reader: int, writer: int) -> int:
+    """A pipe that is full already, and that nobody reads."""
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * SMALLEST_PIPE)
+    os.set_blocking(writer, True)
+    return writer
+
+
+def without_a_reader(reader: int, writer: int) -> int:
+    os.dup2(os.open(os.devnull, os.O_RDONLY), reader)
+    return writer
+
+
+def on_a_full_disk(reader: int, writer: int) -> int:
+    os.dup2(os.open("/dev/full", os.O_WRONLY), writer)
+    return writer
+
+
+@pytest.mark.parametrize("output", [full, without_a_reader, on_a_full_disk])
+def test_output_that_fails_from_the_first_line_on_costs_nothing_but_the_log(
+    kit: Kit, pipe: tuple[int, int], output: Callable[[int, int], int]
+) -> None:
+    a = kit.dispatchers("a", output=output(*pipe), is_awaited=False, env={"KIT_LOGGING": "{}"})
+    kit.gate.open("now")
+    cleaned_up_after = tasks.leave_programs.delay("now")  # which its executor has to say
+    runs = wait_until_final(cleaned_up_after, *tasks.note.delay_many([(number,) for number in range(10)]), seconds=30)
+    assert {(run.status, run.attempt) for run in runs} == {("SUCCESSFUL", 1)}
+    a.terminate()
+    assert a.exit_code() == 0
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+def test_a_stream_that_is_closed_costs_nothing_but_what_would_be_on_it(kit: Kit, closed: str) -> None:
+    wrapper = ["sh", "-c", f'exec "$@" {closed}', "sh"]
+    a = kit.dispatchers("a", wrapper=wrapper, is_awaited=False, async_concurrency=2)
+    runs = wait_until_final(tasks.awful.delay("print_nul"), tasks.anote.delay(), seconds=30)
+    assert {(run.status, run.attempt) for run in runs} == {("SUCCESSFUL", 1)}
+    a.terminate()
+    assert a.exit_code() == 0
+    assert ("Ended; nothing was left behind." in a.log) == (closed == ">&-")

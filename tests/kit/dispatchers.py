@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -160,6 +160,7 @@ class Dispatchers:
         database: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
         output: int | None = None,
+        wrapper: Sequence[str] = (),
         **options: Any,
     ) -> Dispatcher:
         """Start a dispatcher and wait until it is ready, or not (``is_awaited``).
@@ -167,7 +168,7 @@ class Dispatchers:
         ``options`` are those of the command (``lease_ttl=2``, ``burst=True``), ``settings`` keys of ``DISPATCH``,
         ``database`` keys of ``DATABASES["default"]``. ``host`` is the name of a host of its own; ``database_url`` may
         lead through a relay, which the ledger avoids. ``output`` is a descriptor to write to, in the place of a log.
-        ``is_mute``: without stdin, stdout and stderr, so without a log.
+        ``wrapper`` is a command to start it by. ``is_mute``: without stdin, stdout and stderr, so without a log.
         """
         command = [sys.executable, "manage.py", "rundispatcher", "--no-reload", f"--node={node}"]
         for name, value in {**DEFAULTS, **options}.items():
@@ -175,6 +176,7 @@ class Dispatchers:
             command.append(flag if value is True else f"{flag}={value}")
         if host is not None:
             command = [sys.executable, "-m", "tests.kit.host", host, *command]
+        command = [*wrapper, *command]
         if is_mute:
             command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command]
         own = {

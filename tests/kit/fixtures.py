@@ -22,7 +22,8 @@ from .server import own_server, server
 
 __all__ = ["own_server", "server"]
 
-CLEAN = "TRUNCATE django_dispatch_run, django_dispatch_lease, django_dispatch_pausedqueue, kit_ledger"
+TABLES = ("run", "lease", "schedule", "bucket", "pausedqueue")
+CLEAN = f"TRUNCATE {', '.join(f'django_dispatch_{table}' for table in TABLES)}, kit_ledger"
 # A body that was killed may have a session left, whatever it called itself.
 LEFT = (
     "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"

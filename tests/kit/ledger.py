@@ -4,8 +4,10 @@ The only honest answer to "did it run twice?": a run's own row shows just the at
 """
 
 import asyncio
+import itertools
 import os
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -64,6 +66,14 @@ class Ledger:
         """Return the pairs of attempts of a run that were alive at once; there must never be one."""
         rows = self.rows(run)
         return [(a, b) for i, a in enumerate(rows) for b in rows[i + 1 :] if b.started_at < a.last_seen_at]
+
+
+def most_at_once(rows: Iterable[Row]) -> int:
+    """Return how many of these bodies were alive at one moment, at most."""
+    changes = sorted(
+        change for row in rows for change in ((row.started_at, 1), (max(row.started_at, row.last_seen_at), -1))
+    )
+    return max(itertools.accumulate(change for _, change in changes), default=0)
 
 
 class Entry:

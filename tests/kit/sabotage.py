@@ -1,11 +1,12 @@
-"""Ways in which a project's own start-up code breaks a zygote or its executors, while a file says so.
+"""Ways in which a zygote, its executors or a dispatcher are broken from their start on, while a file says so.
 
-The file ``sabotage`` in the kit's folder holds ``<where> <how>``: where is ``zygote`` or ``executor``, how is one of
-``raise``, ``hang``, ``wait`` (until the file is gone), ``segfault``, ``exit`` and ``break_a_task_module``. Without the
-file, all is well.
+The file ``sabotage`` in the folder of the kit holds ``<where> <how>``: where is ``zygote`` or ``executor``, how one of
+``raise``, ``hang``, ``wait`` (until the file is gone), ``segfault``, ``exit`` and ``break_a_task_module``. Or it is
+``dispatcher hang_claims``: its claims loop waits for ever. Without the file, all is well.
 The file ``sabotaged`` beside it gets a line for each time, with the moment.
 """
 
+import asyncio
 import ctypes
 import os
 import sys
@@ -13,15 +14,24 @@ import threading
 import time
 from pathlib import Path
 
+from django_dispatch.dispatcher.claims import Claims
+
 FILE = "sabotage"
 
 
 def commit() -> None:
     """Do as the file says. Called once, when apps are ready."""
-    if "KIT_DIR" not in os.environ or not _is_zygote():
+    if "KIT_DIR" not in os.environ:
         return
+    if not _is_zygote():
+        return _break("dispatcher")
     os.register_at_fork(after_in_child=lambda: _break("executor"))
     _break("zygote")
+
+
+async def _hang(*_: object) -> bool:
+    await asyncio.Event().wait()
+    return False
 
 
 def _is_zygote() -> bool:
@@ -49,5 +59,7 @@ def _break(place: str) -> None:
                 time.sleep(0.01)
         case "segfault":
             ctypes.string_at(0)
+        case "hang_claims":
+            Claims._step = _hang  # type: ignore[method-assign, assignment]
         case "exit":
             os._exit(3)

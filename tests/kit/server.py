@@ -75,7 +75,7 @@ def server(own_server: postgres.TemporaryServer, kit: Any) -> Iterator[postgres.
         sql.execute("ALTER DATABASE shop ALLOW_CONNECTIONS true")
     with runs_on(own_server.url):
         with admin(own_server) as sql:
-            sql.execute("TRUNCATE django_dispatch_run, django_dispatch_lease")
+            sql.execute("TRUNCATE django_dispatch_run, django_dispatch_lease, django_dispatch_schedule")
         yield own_server
         kit.dispatchers.close()
 

@@ -16,12 +16,13 @@ from django.db import connection, transaction
 from django_dispatch import RunStopped, TaskContext, task
 from django_dispatch.models import Run
 
-from . import misdeeds
+from . import limited, misdeeds, retries  # noqa: F401 - tasks are found by being imported
 from .found import what_is_found
 from .gate import Gate
 from .ledger import Entry
 from .loop_misdeeds import OnTheLoop
 from .oddities import AwfulThings
+from .talk import talk
 
 
 @task(bind=True)
@@ -304,6 +305,25 @@ def ask_dispatcher(ctx: TaskContext, command: str, data: Any = None) -> Any:
     return ctx.control(command, data)
 
 
+@task
+def enqueue_more(number: int) -> None:
+    """Enqueue runs: one alone, one in a transaction, one that is rolled back, and the rest at once."""
+    quick.delay()
+    with transaction.atomic():
+        quick.delay()
+    with transaction.atomic():
+        quick.delay()
+        transaction.set_rollback(True)
+    quick.delay_many([()] * (number - 2))
+
+
+@task
+async def aenqueue_more(number: int) -> None:
+    """Enqueue runs from an event loop."""
+    for _ in range(number):
+        await quick.adelay()
+
+
 @task(bind=True)
 def keep_asking(ctx: TaskContext, gate: str) -> None:
     """Ask until somebody ends it."""
@@ -455,3 +475,22 @@ async def aticking(ctx: TaskContext, gate: str) -> int:
         gates.arrive("tick", f"{ctx.run_id}-{os.getpid()}")
         await asyncio.sleep(0.01)
     return os.getpid()
+
+
+@task(bind=True)
+def say(ctx: TaskContext, text: str, gate: str = "") -> None:
+    """Log in every way that a body has, then wait at a gate, if there is one, and do it again."""
+    talk(ctx, text)
+    with Entry(ctx) as entry:
+        if gate:
+            entry.wait_at(gate)
+            talk(ctx, f"{text} again")
+
+
+@task(bind=True)
+async def asay(ctx: TaskContext, text: str, gate: str = "") -> None:
+    talk(ctx, text)
+    with Entry(ctx) as entry:
+        if gate:
+            await entry.await_at(gate)
+            talk(ctx, f"{text} again")

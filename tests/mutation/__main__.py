@@ -46,13 +46,13 @@ class Tree:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(BASE_DIR / name, folder / name)
 
-    def pytest(self, selection: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    def pytest(self, selection: Sequence[str], *, is_kept: bool = True) -> subprocess.CompletedProcess[str]:
         # As little as can be: what starts is started a hundred times.
         options = [
             "-xq",
             "--tb=line",
             "--assert=plain",
-            "--reuse-db",
+            *(["--reuse-db"] if is_kept else []),
             "-p",
             "no:cacheprovider",
             "-p",
@@ -77,7 +77,8 @@ class Tree:
             return False, f"its text is there {text.count(mutant.old)} times: adapt tests/mutation/mutants.py"
         _write(file, text.replace(mutant.old, mutant.new))
         try:
-            result = self.pytest(mutant.tests)
+            # What a migration made is in the database, which is made anew then, and not kept.
+            result = self.pytest(mutant.tests, is_kept="/migrations/" not in mutant.file)
         except subprocess.TimeoutExpired:
             return False, f"its tests took longer than {PATIENCE_SECONDS} s"
         finally:

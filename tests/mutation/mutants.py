@@ -21,9 +21,18 @@ SYNC = "django_dispatch/executors/sync.py"
 LOOP = "django_dispatch/executors/loop.py"
 PROCESS = "django_dispatch/dispatcher/process.py"
 CHILDREN = "django_dispatch/dispatcher/children.py"
+HOUSEKEEPING = "django_dispatch/dispatcher/housekeeping.py"
+POOL = "django_dispatch/dispatcher/pool.py"
+QUARANTINE = "django_dispatch/dispatcher/quarantine.py"
+ATOMIC = "django_dispatch/store/atomic.py"
 EXCHANGES = "django_dispatch/store/exchange.py"
 QUEUES = "django_dispatch/dispatcher/queues.py"
 HOUSEKEEPING = "django_dispatch/dispatcher/housekeeping.py"
+UNIQUE = "django_dispatch/store/postgres_unique.py"
+ADMISSION = "django_dispatch/dispatcher/admission.py"
+LIMITS = "django_dispatch/migrations/0007_limits.py"
+SCHEDULES = "django_dispatch/store/postgres_schedules.py"
+RULES = "django_dispatch/schedules.py"
 
 
 class Mutant(NamedTuple):
@@ -56,10 +65,15 @@ _AT_ONCE = _store("postgres_races", "TestClaimsAtTheSameTime")
 _AGAINST = _store("postgres_races", "TestReclaimAgainstTheDispatcherItself")
 _SWEEPS = _store("postgres_races", "TestSweepsAtTheSameTime")
 _HELD = _store("postgres_races", "TestUnderALongTransaction")
+_ADMIT = _store("admission")
+_TOGETHER = _store("admission", "TestAtTheSameTime")
+_UNIQUE_KEYS = _store("unique_keys")
+_DUPLICATES = ("tests/test_duplicates.py",)
+_LIMITED = "tests/faults/test_limited_runs.py::"
 _BUSY = _store("settlements", "test_a_run_that_a_transaction_holds_is_busy_and_the_rest_is_written_and_claimed")
 _PROGRESS = _store("settlements", "test_progress_is_stored_only_for_the_claims_that_the_lease_holds")
 _PLANS = _store("postgres_plans")
-_ORDER = _store("postgres_limit", "test_promote_and_prune_take_the_longest_due_without_an_index_that_says_so")
+_ORDER = _store("postgres_limit", "test_sweeps_take_the_longest_due_without_an_index_that_says_so")
 _ANY_ORDER = _store("any_order")
 _IDLE = _store("postgres_races", "test_an_idle_look_writes_nothing")
 _PAUSES = _store("queues", "TestPause")
@@ -69,6 +83,11 @@ _UNREACHABLE = ("tests/test_broadcast.py",)
 _BROADCASTS = ("tests/faults/test_broadcasts.py", *_UNREACHABLE)
 _PRUNES = _store("pruning")
 _IDLE_PAUSED = _store("queues", "test_a_look_at_a_paused_queue_writes_nothing")
+_SCHEDULES = _store("schedules")
+_DUE_SCHEDULES = _store("schedules", "TestDue")
+_FIRE = _store("schedules", "TestFire")
+_DECLARES = _store("schedules", "TestDeclare")
+_RULES = ("tests/test_schedules.py",)
 _STEERING = ("tests/test_steering.py",)
 _FENCE_TESTS = ("tests/test_fence.py",)
 _KEEPER = ("tests/test_lease_keeper.py",)
@@ -92,6 +111,8 @@ _ANSWERS = ("tests/faults/test_claims.py::test_a_claim_whose_reply_was_lost_is_r
 _LATE = ("tests/faults/test_claims.py::test_a_claim_that_comes_late_to_a_paused_dispatcher_is_released",)
 _HOLDER = ("tests/faults/test_transactions.py::test_a_transaction_that_holds_a_running_run_holds_up_nothing_else",)
 _TAKEN = (_LOST + "test_a_body_whose_run_was_taken_away_is_stopped_after_a_reconnect",)
+_QUARANTINE = ("tests/faults/test_quarantine.py",)
+_TAKEN_AWAY = ("tests/faults/test_atomic.py::test_a_body_whose_run_was_taken_away_leaves_nothing",)
 _EXIT_CODE = ("tests/faults/test_outages.py::test_the_exit_code_tells_of_runs_that_a_lost_lease_has_left",)
 _SESSION = (_DEAD + "test_a_terminated_session_costs_no_run",)
 _TROUBLE = (
@@ -110,6 +131,11 @@ _REPORTED = (
 )
 _LOST_RUNS = "ON r.lease_id = expired.id\n  FOR NO KEY UPDATE OF r SKIP LOCKED"
 _DUE = "WHERE status = 'SCHEDULED' AND run_after <= (SELECT now FROM clock)"
+_IN_TIME = "(expires_at IS NULL OR attempt > 0 OR expires_at > clock_timestamp())"
+_LATE = (
+    "WHERE expires_at <= (SELECT now FROM clock) AND attempt = 0 AND status IN ('SCHEDULED', 'READY', 'BLOCKED')\n"
+    "  ORDER"
+)
 _OLD = "WHERE finished_at < (SELECT clock_timestamp() - %(age)s * interval '1 second')"
 
 _OF_STATEMENTS = (
@@ -134,7 +160,11 @@ _OF_STATEMENTS = (
     ("LIMIT 10000 FOR NO KEY UPDATE SKIP LOCKED", "LIMIT 10000", _AT_ONCE),
     ("ALL({_PAUSED})\n  LIMIT %(limit)s", "ALL({_PAUSED})", _CLAIMS),
     ("epoch = r.epoch + 1", "epoch = r.epoch", _CLAIMS),
-    ("attempt = r.attempt + 1", "attempt = r.attempt", _CLAIMS),
+    ("attempt = least(r.attempt + 1, 32767)", "attempt = r.attempt", _CLAIMS),
+    ("attempt = least(r.attempt + 1, 32767)", "attempt = r.attempt + 1", _CLAIMS),
+    (_IN_TIME, "true", _CLAIMS),
+    (_IN_TIME, _IN_TIME.replace("attempt > 0 OR ", ""), _CLAIMS),
+    (_IN_TIME, _IN_TIME.replace("clock_timestamp", "now"), _CLOCK),
     ("THEN 'fail' ELSE r.on_lost END", "THEN r.on_lost ELSE r.on_lost END", _CLAIMS),
     ("\n  WHERE q.name <> ALL({_PAUSED})\n  LIMIT", "\n  LIMIT", _PAUSES),
     ("AS one\n    WHERE q.name <> ALL({_PAUSED}))", "AS one)", _IDLE_PAUSED),
@@ -171,6 +201,12 @@ _OF_STATEMENTS = (
     (_REPORTED, _REPORTED.replace("{_OURS}", "r.id = s.id AND r.lease_id = %(lease)s"), _PROGRESS),
     (_REPORTED, _REPORTED.replace("{_OURS}", "r.id = s.id AND r.epoch = s.epoch"), _PROGRESS),
     (_REPORTED, _REPORTED.replace(" SKIP LOCKED", ""), _HELD),
+    ("queue = coalesce(s.queue, r.queue)", "queue = r.queue", _SETTLEMENTS),
+    ("priority = coalesce(s.priority, r.priority)", "priority = r.priority", _SETTLEMENTS),
+    ("WHEN jsonb_typeof(r.errors) <> 'array' THEN jsonb_build_array(r.errors)", "WHEN false THEN r.errors",
+     _SETTLEMENTS),
+    ("pg_column_size(r.errors) > 250000", "false", _SETTLEMENTS),
+    ("jsonb_array_length(r.errors) >= 100", "false", _SETTLEMENTS),
     # reclaim
     (_EXPIRED, "WHERE true OR id = ANY(%(dead)s::uuid[])", _RECLAIMS),
     (_EXPIRED, "WHERE expires_at < clock_timestamp() OR id = ANY(%(dead)s::uuid[])", _RECLAIMS),
@@ -205,6 +241,15 @@ _OF_STATEMENTS = (
     ("ORDER BY run_after LIMIT %(limit)s FOR", "LIMIT %(limit)s FOR", _ORDER),
     ("ORDER BY run_after LIMIT %(limit)s FOR", "ORDER BY run_after FOR", _HOUSEKEEPING),
     ("run_after LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED", "run_after LIMIT %(limit)s FOR NO KEY UPDATE", _SWEEPS),
+    (_LATE, _LATE.replace("expires_at <= (SELECT now FROM clock)", "expires_at IS NOT NULL"), _HOUSEKEEPING),
+    (_LATE, _LATE.replace(" AND attempt = 0", ""), _HOUSEKEEPING),
+    (_LATE, _LATE.replace(" AND status IN ('SCHEDULED', 'READY', 'BLOCKED')", ""), _HOUSEKEEPING),
+    (_LATE, _LATE.replace("(SELECT now FROM clock)", "clock_timestamp()"), _PLANS),
+    ("(SELECT clock_timestamp() AS now),\nlate AS", "(SELECT now() AS now),\nlate AS", _CLOCK),
+    ("ORDER BY expires_at LIMIT %(limit)s FOR", "ORDER BY expires_at FOR", _HOUSEKEEPING),
+    ("ORDER BY expires_at LIMIT %(limit)s FOR", "LIMIT %(limit)s FOR", _ORDER),
+    ("expires_at LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED", "expires_at LIMIT %(limit)s FOR NO KEY UPDATE",
+     _SWEEPS),
     (_OLD, "WHERE finished_at IS NOT NULL", _HOUSEKEEPING),
     ("AND status = %(status)s AND retention IS NULL AND", "AND status = %(status)s AND", _PRUNES),
     ("\n    AND {_GOES_AT} < (SELECT clock_timestamp() AT TIME ZONE 'UTC')", "", _PRUNES),
@@ -217,6 +262,18 @@ _OF_STATEMENTS = (
     ("ORDER BY finished_at LIMIT %(limit)s", "LIMIT %(limit)s", _ORDER),
     ("ORDER BY finished_at LIMIT %(limit)s", "ORDER BY finished_at", _HOUSEKEEPING),
     ("finished_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED", "finished_at LIMIT %(limit)s FOR UPDATE", _SWEEPS),
+    # limits and unique keys
+    (" AND r.on_duplicate NOT IN ('queue_one', 'replace')", "", _UNIQUE_KEYS),
+    ("{_WORD} = 'SCHEDULED' THEN {_KEPT_PLACES} ELSE r.places END", "false THEN 0 ELSE r.places END", _ADMIT),
+    ("{_LOST} = 'SCHEDULED' THEN {_KEPT_PLACES} ELSE r.places END", "false THEN 0 ELSE r.places END", _ADMIT),
+    ("r.on_duplicate IN ('serial', 'queue_one') THEN 1 ELSE 0 END", "false THEN 1 ELSE 0 END", _ADMIT),
+    ("r.concurrency_key IS NOT NULL AND r.places = 0 THEN", "r.concurrency_key IS NOT NULL THEN", _ADMIT),
+    (" OR {_WORD} <> 'CANCELLED' AND {_IS_UNIQUE_STILL}", "", _UNIQUE_KEYS),
+    ("{_WORD} <> 'CANCELLED' AND {_IS_UNIQUE_STILL}", "{_IS_UNIQUE_STILL}", _UNIQUE_KEYS),
+    (" OR {_LOST} <> 'CANCELLED' AND {_IS_UNIQUE_STILL}", "", _UNIQUE_KEYS),
+    ("{_LOST} <> 'CANCELLED' AND {_IS_UNIQUE_STILL}", "{_IS_UNIQUE_STILL}", _UNIQUE_KEYS),
+    ("AND (unique_key IS NULL OR unique_until IS NULL OR", "AND (true OR", _UNIQUE_KEYS),
+    ("blocked_by > %(after)s", "blocked_by <> %(after)s", _ADMIT),
     ("WHERE host = %(host)s AND id", "WHERE id", _LEASES),
     (" AND id IS DISTINCT FROM %(besides)s", "", _LEASES),
 )  # fmt: skip
@@ -233,7 +290,7 @@ _IN_ANY_ORDER = (
     ("lease_id = NULL, interruptions = r.interruptions + 1", "lease_id = NULL, interruptions = r.interruptions"),
     ("r.interruptions + coalesce(s.interrupted, 0)", "r.interruptions"),
     ("r.attempt - 1 + coalesce(s.started, 1)", "r.attempt"),
-    ("attempt = r.attempt + 1", "attempt = r.attempt"),
+    ("attempt = least(r.attempt + 1, 32767)", "attempt = r.attempt"),
 )
 
 _OF_ENQUEUE = (
@@ -276,12 +333,76 @@ _OF_THE_ORDER = (
     ("return names if self.private is None else [self.private, *names]", "return names"),
     (" or name == self.private", ""),
 )
+
+# That the schedule's row is locked is the first line; that next_at must be as it was seen, the second; the unique index
+# over schedule and occurrence, the third. The trigger of the table is no mutant: a tree's database is made once.
+_OF_SCHEDULES = (
+    ("s.enabled AND s.task = ANY", "s.task = ANY", _DUE_SCHEDULES),
+    ("AND s.task = ANY(%(tasks)s::text[])\n", "\n", _DUE_SCHEDULES),
+    ("AND (s.source <> 'code' OR s.declared_at > clock.now - interval '{DECLARED_SECONDS} seconds')\"\"\"", "\"\"\"",
+     _DUE_SCHEDULES),
+    ("AND (s.planned_revision <> s.revision OR s.next_at <= clock.now)\n  ORDER", "ORDER", _DUE_SCHEDULES),
+    ("(s.planned_revision <> s.revision OR s.next_at <= clock.now)\n  ORDER", "s.next_at <= clock.now\n  ORDER",
+     _DUE_SCHEDULES),
+    ("ORDER BY s.next_at NULLS FIRST, s.id LIMIT", "ORDER BY s.id LIMIT", _DUE_SCHEDULES),
+    ("s.next_at > clock.now AND isfinite(s.next_at)", "s.next_at IS NOT NULL", _SCHEDULES),
+    ("\n    AND s.next_at IS NOT DISTINCT FROM f.token::timestamptz", "", _FIRE),
+    (" AND s.revision = f.revision AND s.enabled", " AND s.enabled", _FIRE),
+    (" AND s.revision = f.revision AND s.enabled", " AND s.revision = f.revision", _FIRE),
+    ("FOR NO KEY UPDATE OF s SKIP LOCKED\n), moved", "FOR NO KEY UPDATE OF s\n), moved", _FIRE),
+    ("FOR NO KEY UPDATE OF s SKIP LOCKED\n), moved", "), moved", _FIRE),
+    ("WHERE free.overlap <> 'skip' OR NOT EXISTS (", "WHERE true OR NOT EXISTS (", _FIRE),
+    ("WHERE free.overlap <> 'skip' OR NOT EXISTS (", "WHERE NOT EXISTS (", _FIRE),
+    ("r.schedule_id = free.id AND r.schedule_id IS NOT NULL", "r.schedule_id IS NOT NULL", _FIRE),
+    (" AND r.finished_at IS NULL)\n  ORDER", ")\n  ORDER", _FIRE),
+    ("ON CONFLICT (schedule_id, scheduled_for) WHERE schedule_id IS NOT NULL DO NOTHING", "", _FIRE),
+    ("WHERE s.source = 'code'\n  FOR NO KEY UPDATE OF s SKIP LOCKED", "FOR NO KEY UPDATE OF s SKIP LOCKED", _DECLARES),
+    ("WHERE s.source = 'code'\n  FOR NO KEY UPDATE OF s SKIP LOCKED",
+     "WHERE s.source = 'code'\n  FOR NO KEY UPDATE OF s", _DECLARES),
+    ("WHERE name = ANY(%(names)s::text[]) AND source", "WHERE source", _DECLARES),
+    ("s.next_at < clock.now - interval '1 minute'", "s.next_at < clock.now", _SCHEDULES),
+    (" AND s.problem = ''\n", "\n", _SCHEDULES),
+    ("ORDER BY n.uuid ON CONFLICT DO NOTHING", "ORDER BY n.uuid", _SCHEDULES),
+)  # fmt: skip
+_OF_RULES = (
+    ("LONGEST_PUT_BACK_SECONDS = 3 * 3600", "LONGEST_PUT_BACK_SECONDS = 1", _RULES),
+    ("for fold in (0, 1):", "for fold in (0,):", _RULES),
+    ("and instant.astimezone(zone).replace(tzinfo=None) == wall", "", _RULES),
+    ("else max(now, due_at)", "else now", _RULES),
+    ("now if last_at is None else max(now, last_at)", "now", _RULES),
+    ("else max(policy.window, PUNCTUAL)", "else policy.window", _RULES),
+    ("max(due_at, now - (", "min(due_at, now - (", _RULES),
+)
+
 _OF_EXCHANGES = (
     ("claimed.sort(key=lambda run: (place[run.queue], -run.priority, run.id))", "claimed.reverse()", _CLAIMS),
     ("(busy if row[2] else refused).append", "refused.append", _BUSY),
     ("(busy if row[2] else refused).append", "busy.append", _BUSY),
     ("EXCHANGE if settlements else CLAIM", "CLAIM", _SETTLEMENTS),
 )
+
+_OF_LIMITS = (
+    (LIMITS, "PERFORM pg_advisory_xact_lock(", "PERFORM hashtext('none') IN (", _TOGETHER),
+    (LIMITS, "<> 'read committed' THEN", "= 'none' THEN", _TOGETHER),
+    (LIMITS, "WHERE queue = substr(one.key, 7) AND", "WHERE false AND", _ADMIT),
+    (LIMITS, "WHERE concurrency_key = one.key AND", "WHERE false AND", _ADMIT),
+    (LIMITS, "concurrency_key = one.key AND places > 0 AND", "concurrency_key = one.key AND", _ADMIT),
+    (LIMITS, "ORDER BY priority DESC, id LIMIT room", "ORDER BY id LIMIT room", _ADMIT),
+    (LIMITS, "LIMIT room FOR NO KEY UPDATE SKIP LOCKED", "LIMIT room FOR NO KEY UPDATE", _ADMIT),
+    (LIMITS, " OR id = head.id)", " OR true)", _ADMIT),
+    (LIMITS, "least(amount, COALESCE(tokens_left, amount))", "COALESCE(tokens_left, amount)", _ADMIT),
+    (LIMITS, "greatest(0, extract(", "(extract(", _ADMIT),
+    (LIMITS, "room := least(room, floor(tokens_left));", "", _ADMIT),
+    (LIMITS, "NEW.status := 'BLOCKED';", "NULL;", _ADMIT),
+    (UNIQUE, "waiting = sorted(range(len(news)), key=lambda place: _keys(news[place]))",
+     "waiting = list(range(len(news)))", _DUPLICATES),
+    (UNIQUE, "(unique_until IS NULL OR unique_until <= clock_timestamp())", "true", _DUPLICATES),
+    (UNIQUE, "OR on_duplicate = 'replace' AND", "OR", _DUPLICATES),
+    (UNIQUE, ' and new.on_duplicate != "replace"', "", _DUPLICATES),
+    (UNIQUE, "            run.is_duplicate = True\n", "", _DUPLICATES),
+    (ADMISSION, "if now >= self._sweep_at:", "if False:",
+     (_LIMITED + "TestWhateverBecomesOfTheHolder::test_somebody_ends_it_by_sql",)),
+)  # fmt: skip
 
 _OF_THE_FENCE = (
     (FENCE, "return halves == _HALVES.unpack(lease) and now_ns() < deadline", "return now_ns() < deadline",
@@ -329,13 +450,27 @@ _OF_THE_CLAIMS = (
     (CLAIMS, "if any(flight.token not in held for", "if False and any(flight.token not in held for", _TAKEN),
     (CLAIMS, "        trouble.on_relief(self.reconcile_soon)", "        pass", _TAKEN),
     (SERVICE, "self.housekeeping.lost_leases.add(lease_id)", "pass", _EXIT_CODE),
+    (POOL, "if len(flights) > 1 and not cause:", "if False:", _QUARANTINE),
+    (POOL, "is_alone=len(flights) == 1", "is_alone=True", _QUARANTINE),
+    (QUARANTINE, "executor.is_doomed = executor.is_let_go = True", "executor.is_let_go = True", _QUARANTINE),
+    (HOUSEKEEPING, "max(0.01, min(next_seconds, self._poll_pause()))", "self._poll_pause()",
+     ("tests/test_delays.py",)),
+    (HOUSEKEEPING, 'self._hurries["promote"].set()', "pass", ("tests/test_delays.py",)),
 )  # fmt: skip
 
+_OF_ATOMIC = (
+    ("id = %(id)s AND epoch = %(epoch)s AND lease_id = %(lease)s AND status = 'RUNNING'", "id = %(id)s", _TAKEN_AWAY),
+    ("bool(cursor.rowcount == 1)", "True", _TAKEN_AWAY),
+)
+
 MUTANTS = (
+    *(Mutant(ATOMIC, *mutant) for mutant in _OF_ATOMIC),
     *(Mutant(STATEMENTS, *mutant) for mutant in _OF_STATEMENTS),
     *(Mutant(STATEMENTS, *mutant, _ANY_ORDER) for mutant in _IN_ANY_ORDER),
     *(Mutant(EXCHANGES, *mutant) for mutant in _OF_EXCHANGES),
     *(Mutant(ENQUEUE, *mutant) for mutant in _OF_ENQUEUE + _OF_BROADCASTS),
     *(Mutant(QUEUES, *mutant, ("tests/test_queues.py",)) for mutant in _OF_THE_ORDER),
-    *(Mutant(*mutant) for mutant in _OF_THE_FENCE + _OF_THE_CLAIMS + _OF_QUEUES),
+    *(Mutant(SCHEDULES, *mutant) for mutant in _OF_SCHEDULES),
+    *(Mutant(RULES, *mutant) for mutant in _OF_RULES),
+    *(Mutant(*mutant) for mutant in _OF_THE_FENCE + _OF_THE_CLAIMS + _OF_LIMITS + _OF_QUEUES),
 )

@@ -13,7 +13,7 @@ from django_dispatch.models import Lease, Run
 from django_dispatch.store.base import Settlement, Store
 
 from .reference import FINAL, MAX_INTERRUPTIONS, Tables
-from .simulated import HOUR, SimulatedDispatcher
+from .simulated import HOUR, KEYS, SimulatedDispatcher
 from .tables import acquire
 
 GRACE = 10
@@ -22,6 +22,7 @@ AGAIN_UNDER_ANOTHER_LEASE = "an outcome comes late; its run was claimed again un
 FOREIGN = "an outcome with the right epoch comes under a lease that is not the run's"
 BUSY = "an outcome's run is held by a transaction"
 CLAIM_WITHOUT_LEASE = "a claim comes under a lease that is not live, while there are READY runs"
+FULL = "a key has as many runs READY and RUNNING as it may"
 SWEEP_BESIDE_LIVE = "a sweep comes while runs run under live leases"
 
 
@@ -132,7 +133,7 @@ class Machine(RuleBasedStateMachine):
             (
                 *(run.id, run.status, run.lease, run.epoch, run.attempt, run.failures, run.interruptions),
                 *(run.is_cancel_requested, run.status == "SCHEDULED", run.status in FINAL),
-                *(run.progress, run.result, run.errors),
+                *(run.progress, run.result, run.errors, run.places),
             )
             for _, run in sorted(self.expected.runs.items())
         ]
@@ -145,6 +146,13 @@ class Machine(RuleBasedStateMachine):
             if row["status"] in FINAL:
                 was = self.ended.setdefault(row["id"], row)
                 assert row == was, "a final run was changed"
+
+    @invariant()
+    def no_limit_is_exceeded(self) -> None:
+        held = Counter(Run.objects.filter(status__in=["READY", "RUNNING"]).values_list("concurrency_key", flat=True))
+        for key, limit in KEYS.items():
+            assert held[key] <= limit, f"{held[key]} runs of {key} are READY or RUNNING"
+            self.seen[FULL] += held[key] == limit
 
     @invariant()
     def no_two_bodies_of_one_run_are_alive(self) -> None:
@@ -161,5 +169,5 @@ def _facts_of(row: dict[str, Any]) -> tuple[Any, ...]:
     return (
         *(row["id"], row["status"], row["lease_id"], row["epoch"], row["attempt"], row["failures"]),
         *(row["interruptions"], row["cancel_requested_at"] is not None, row["run_after"] is not None),
-        *(row["finished_at"] is not None, progress, result, len(row["errors"])),
+        *(row["finished_at"] is not None, progress, result, len(row["errors"]), row["places"]),
     )

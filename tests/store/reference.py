@@ -22,6 +22,7 @@ class ExpectedRun:
     attempt: int = 0
     failures: int = 0
     interruptions: int = 0
+    places: int = 0
     is_cancel_requested: bool = False
     is_due: bool = False
     """Whether the time of a SCHEDULED run has come."""
@@ -99,8 +100,21 @@ class Tables:
     def promote(self, limit: int) -> set[str]:
         due = sorted((run for run in self.of_status("SCHEDULED") if run.is_due), key=lambda run: run.id)[:limit]
         for run in due:
-            run.status, run.is_due = "READY", False
-        return {run.new.queue for run in due}
+            has_to_wait = run.new.concurrency_key is not None and not run.places
+            run.status, run.is_due = "BLOCKED" if has_to_wait else "READY", False
+        return {run.new.queue for run in due if run.status == "READY"}
+
+    def admit(self, key: str, limit: int, most: int) -> set[str]:
+        """As many as there is room for, best first."""
+        of_key = [run for run in self.runs.values() if run.new.concurrency_key == key]
+        taken = sum(run.places > 0 and run.status not in FINAL for run in of_key)
+        waiting = sorted(
+            (run for run in of_key if run.status == "BLOCKED"), key=lambda run: (-run.new.priority, run.id)
+        )
+        admitted = waiting[: max(0, min(most, limit - taken))]
+        for run in admitted:
+            run.status, run.places = "READY", 1
+        return {run.new.queue for run in admitted}
 
     def cancel(self, run_id: int) -> str:
         run = self.runs[run_id]
@@ -119,7 +133,8 @@ class Tables:
         return len(pruned)
 
     def rerun(self, run_id: int, new_id: int) -> None:
-        self.runs[new_id] = ExpectedRun(new_id, self.runs[run_id].new._replace(delay_seconds=None), "READY")
+        new = self.runs[run_id].new._replace(delay_seconds=None)
+        self.runs[new_id] = ExpectedRun(new_id, new, "READY" if new.concurrency_key is None else "BLOCKED")
 
     def _lose(self, run: ExpectedRun) -> None:
         run.interruptions += 1
@@ -133,4 +148,6 @@ class Tables:
         self._leave(run, status)
 
     def _leave(self, run: ExpectedRun, status: str) -> None:
+        if status == "SCHEDULED":
+            run.places = int(run.places > 0 and run.new.on_duplicate == "serial")
         run.status, run.lease, run.is_due = status, None, False

@@ -13,8 +13,14 @@ DISPATCHERS = 3
 HOUR = 3600.0
 
 PLAIN = [NewRun("shop.add", queue=queue) for queue in ("a", "b")]
+KEYS = {"key:two": 2, "serial:one": 1}
+KEYED = [
+    PLAIN[0]._replace(concurrency_key="key:two", concurrency_limit=2),
+    PLAIN[0]._replace(concurrency_key="serial:one", concurrency_limit=1, on_duplicate="serial"),
+]
 news = st.builds(
-    PLAIN[0]._replace,
+    lambda kind, **options: kind._replace(**options),
+    kind=st.sampled_from([PLAIN[0], PLAIN[0], PLAIN[0], PLAIN[0], *KEYED]),
     queue=st.sampled_from(["a", "b"]),
     priority=st.sampled_from([0, 0, 5]),
     delay_seconds=st.sampled_from([None, None, None, HOUR]),

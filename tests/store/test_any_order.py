@@ -33,6 +33,7 @@ from .machine import (
     BUSY,
     CLAIM_WITHOUT_LEASE,
     FOREIGN,
+    FULL,
     GRACE,
     SWEEP_BESIDE_LIVE,
     Machine,
@@ -41,6 +42,7 @@ from .reference import FINAL, ExpectedRun
 from .simulated import (
     DISPATCHERS,
     HOUR,
+    KEYS,
     PLAIN,
     Fate,
     Turn,
@@ -71,6 +73,7 @@ ENOUGH = {
     FOREIGN: 15,
     BUSY: 50,
     CLAIM_WITHOUT_LEASE: 30,
+    FULL: 100,
     SWEEP_BESIDE_LIVE: 30,
 }
 
@@ -98,7 +101,8 @@ class AnyOrder(Machine):
         if not is_rolled_back:
             self.enqueued += len(new)
             for recorded, one in zip(many, new, strict=True):
-                assert recorded.status == ("READY" if one.delay_seconds is None else "SCHEDULED")
+                due = "READY" if one.concurrency_key is None else "BLOCKED"
+                assert recorded.status == (due if one.delay_seconds is None else "SCHEDULED")
                 self.expected.runs[recorded.id] = ExpectedRun(recorded.id, one, recorded.status)
 
     @precondition(lambda self: self.expected.runs)
@@ -326,8 +330,13 @@ class AnyOrder(Machine):
 
     @rule(d=dispatchers, limit=st.integers(1, 2))
     def promote(self, d: int, limit: int) -> None:
-        queues, _ = self.dispatchers[d].store.promote(limit=limit)
+        queues, *_ = self.dispatchers[d].store.promote(limit=limit)
         assert set(queues) == self.expected.promote(limit)
+
+    @rule(d=dispatchers, key=st.sampled_from(sorted(KEYS)), most=st.sampled_from([1, 100]))
+    def admit(self, d: int, key: str, most: int) -> None:
+        admitted = self.dispatchers[d].store.admit([key], most=most, queue_limits="{}")
+        assert set(admitted.queues) == self.expected.admit(key, KEYS[key], most)
 
     @rule(d=dispatchers, status=st.sampled_from(FINAL))
     def prune(self, d: int, status: str) -> None:

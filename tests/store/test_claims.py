@@ -9,7 +9,20 @@ import pytest
 from django_dispatch.models import Lease, OnLost, Run, Status
 from django_dispatch.store.base import Settlement, Store
 
-from .tables import acquire, add_run, add_running, add_runs, claim, columns_of, expire, finish, statuses, stored
+from .tables import (
+    FAR_OFF,
+    LONG_AGO,
+    acquire,
+    add_run,
+    add_running,
+    add_runs,
+    claim,
+    columns_of,
+    expire,
+    finish,
+    statuses,
+    stored,
+)
 
 
 def ids_of(runs: Any) -> list[int]:
@@ -158,3 +171,20 @@ def test_a_claim_leaves_the_lease_as_it_is(store: Store) -> None:
     add_run()
     claim(store, lease_id)
     assert Lease.objects.values().get() == before
+
+
+def test_what_has_expired_before_its_first_start_is_not_claimed(store: Store) -> None:
+    late = add_run(expires_at=LONG_AGO, priority=5)
+    in_time, begun = add_run(expires_at=FAR_OFF), add_run(expires_at=LONG_AGO, attempt=1)
+    before = columns_of(late)
+    assert ids_of(claim(store, acquire(store))) == [in_time, begun]
+    assert columns_of(late) == before
+
+
+def test_a_run_may_be_started_as_often_as_it_likes(store: Store) -> None:
+    run_id = add_run(attempt=32_767)
+    lease_id = acquire(store)
+    (run,) = claim(store, lease_id)
+    assert (run.id, run.attempt) == (run_id, 32_767)
+    assert finish(store, lease_id, Settlement(run.id, run.epoch, "SCHEDULED", delay_seconds=0.0)) == []
+    assert stored(run_id).attempt == 32_767

@@ -24,7 +24,7 @@ class TestPromote:
         due = [add_run(status=Status.SCHEDULED, run_after=LONG_AGO, queue=queue) for queue in ("a", "b", "b")]
         later = add_run(status=Status.SCHEDULED, queue="c")
         before = columns_of(later)
-        queues, next_seconds = store.promote(limit=100)
+        queues, next_seconds, _ = store.promote(limit=100)
         assert sorted(queues) == ["a", "b"]
         assert next_seconds is not None
         assert next_seconds > 365 * 86_400
@@ -34,14 +34,14 @@ class TestPromote:
     def test_the_seconds_are_those_until_the_next_run_is_due(self, store: Store) -> None:
         first = add_runs(2, status=Status.SCHEDULED)[1]
         Run.objects.filter(pk=first).update(run_after=Now() + timedelta(seconds=50))
-        queues, next_seconds = store.promote(limit=100)
+        queues, next_seconds, _ = store.promote(limit=100)
         assert queues == []
         assert next_seconds is not None
         assert 45 < next_seconds <= 50
 
     def test_nothing_scheduled_means_nothing_due(self, store: Store) -> None:
         add_run()
-        assert store.promote(limit=100) == ([], None)
+        assert store.promote(limit=100) == ([], None, [])
 
     def test_the_limit_takes_the_longest_due(self, store: Store) -> None:
         ages = (1, 3, 2)
@@ -53,8 +53,51 @@ class TestPromote:
     def test_only_scheduled_runs_are_promoted(self, store: Store, status: Status) -> None:
         run_id = add_run(status=status)
         before = columns_of(run_id)
-        assert store.promote(limit=100) == ([], None)
+        assert store.promote(limit=100) == ([], None, [])
         assert columns_of(run_id) == before
+
+
+class TestExpire:
+    @pytest.mark.parametrize("status", [Status.READY, Status.SCHEDULED, Status.BLOCKED])
+    def test_what_waits_for_its_first_start_for_too_long_is_cancelled(self, store: Store, status: Status) -> None:
+        run_id = add_run(status=status, expires_at=LONG_AGO, unique_key="k")
+        assert store.expire(limit=100) == (1, None)
+        run = stored(run_id)
+        assert (run.status, run.run_after, run.unique_key) == (Status.CANCELLED, None, None)
+        assert run.finished_at is not None
+        ((kind, attempt),) = [(error["kind"], error["attempt"]) for error in run.errors]
+        assert (kind, attempt) == ("expired", 0)
+
+    @pytest.mark.parametrize(
+        "columns",
+        [
+            {"expires_at": FAR_OFF},
+            {},
+            {"expires_at": LONG_AGO, "attempt": 1},
+            {"expires_at": LONG_AGO, "status": Status.SUCCESSFUL},
+            {"expires_at": LONG_AGO, "status": Status.FAILED},
+        ],
+        ids=str,
+    )
+    def test_others_stay_as_they_are(self, store: Store, columns: dict[str, Any]) -> None:
+        run_id = add_run(**columns)
+        before = columns_of(run_id)
+        assert store.expire(limit=100)[0] == 0
+        assert columns_of(run_id) == before
+
+    def test_the_seconds_are_those_until_the_next_one_expires(self, store: Store) -> None:
+        first = add_runs(2, expires_at=FAR_OFF)[1]
+        add_run(expires_at=LONG_AGO, attempt=1)
+        Run.objects.filter(pk=first).update(expires_at=Now() + timedelta(seconds=50))
+        expired, next_seconds = store.expire(limit=100)
+        assert expired == 0
+        assert next_seconds is not None
+        assert 45 < next_seconds <= 50
+
+    def test_the_limit_takes_the_first_to_expire(self, store: Store) -> None:
+        runs = [add_run(expires_at=LONG_AGO - timedelta(days=age)) for age in (1, 3, 2)]
+        assert store.expire(limit=2) == (2, None)
+        assert statuses(runs) == [Status.READY, Status.CANCELLED, Status.CANCELLED]
 
 
 class TestPrune:

@@ -77,6 +77,12 @@ def test_a_claim(store: PostgresStore, lease_id: UUID) -> None:
     assert claim(store, lease_id) == []
 
 
+def test_a_claim_of_what_has_expired(store: PostgresStore, lease_id: UUID) -> None:
+    late = add_run()
+    at_this_moment("UPDATE django_dispatch_run SET expires_at = clock_timestamp() WHERE id = %s", late)
+    assert claim(store, lease_id) == []
+
+
 def test_the_times_of_a_run(store: PostgresStore, lease_id: UUID) -> None:
     add_run()
     before_start = now()
@@ -114,10 +120,12 @@ def test_a_reclaim(store: PostgresStore, other: Store, lease_id: UUID, interrupt
     assert row.finished_at is None or row.finished_at > moment
 
 
-def test_promote_and_prune(store: PostgresStore) -> None:
-    due, old = add_run(status=Status.SCHEDULED), add_run(status=Status.FAILED)
+def test_promote_expire_and_prune(store: PostgresStore) -> None:
+    due, late, old = add_run(status=Status.SCHEDULED), add_run(), add_run(status=Status.FAILED)
+    at_this_moment("UPDATE django_dispatch_run SET expires_at = clock_timestamp() WHERE id = %s", late)
+    assert store.expire(limit=10) == (1, None)
     at_this_moment("UPDATE django_dispatch_run SET run_after = clock_timestamp() WHERE id = %s", due)
-    assert store.promote(limit=10) == (["default"], None)
+    assert store.promote(limit=10) == (["default"], None, [])
     at_this_moment("UPDATE django_dispatch_run SET finished_at = clock_timestamp() WHERE id = %s", old)
     assert store.prune(status="FAILED", age_seconds=0.0, limit=10) == 1
 

@@ -73,7 +73,9 @@ def test_each_claim_is_within_its_limit_and_each_run_claimed_once(
     assert set(running.values_list("epoch", "attempt")) == {(1, 1)}
 
 
-def test_promote_and_prune_take_the_longest_due_without_an_index_that_says_so(new_store: Callable[[], Store]) -> None:
+def test_sweeps_take_the_longest_due_without_an_index_that_says_so(
+    new_store: Callable[[], Store],
+) -> None:
     """Behind a pooler the planner is free to read the whole of a small table."""
     store = new_store()
     assert isinstance(store, PostgresStore)
@@ -82,6 +84,9 @@ def test_promote_and_prune_take_the_longest_due_without_an_index_that_says_so(ne
     later, first = (add_run(status=Status.SCHEDULED, run_after=LONG_AGO + timedelta(days=days)) for days in (1, 0))
     store.promote(limit=1)
     assert statuses([first, later]) == [Status.READY, Status.SCHEDULED]
+    late, latest = (add_run(expires_at=LONG_AGO + timedelta(days=days)) for days in (1, 0))
+    assert store.expire(limit=1)[0] == 1
+    assert statuses([latest, late]) == [Status.CANCELLED, Status.READY]
     newer, _ = (add_run(status=Status.FAILED, finished_at=LONG_AGO + timedelta(days=days)) for days in (1, 0))
     assert store.prune(status="FAILED", age_seconds=60.0, limit=1) == 1
     assert set(Run.objects.filter(status=Status.FAILED).values_list("pk", flat=True)) == {newer}

@@ -274,6 +274,14 @@ class TestSweepsAtTheSameTime:
         commit(store)
         assert statuses(run_ids) == [Status.READY, Status.READY]
 
+    def test_two_that_expire_share_what_is_late(self, store: PostgresStore, other: PostgresStore) -> None:
+        run_ids = [add_run(expires_at=LONG_AGO) for _ in range(3)]
+        begin(store)
+        assert store.expire(limit=2)[0] == 2
+        assert other.expire(limit=2)[0] == 1
+        commit(store)
+        assert statuses(run_ids) == [Status.CANCELLED] * 3
+
     def test_two_pruners_share_the_old_runs(self, store: PostgresStore, other: PostgresStore) -> None:
         for _ in range(3):
             add_run(status=Status.SUCCESSFUL)
@@ -332,7 +340,7 @@ def test_an_idle_look_writes_nothing(store: PostgresStore) -> None:
     add_run(queue="not served")
     begin(store)
     assert store.exchange(lease_id, [], queues=["default"], limit=10) == Exchange([], [], [])
-    assert store.promote(limit=10) == ([], None)
+    assert store.promote(limit=10) == ([], None, [])
     assert store.prune(status="SUCCESSFUL", age_seconds=0.0, limit=10) == 0
     assert store.reclaim(grace_seconds=0.0, max_interruptions=3) == []
     assert store.session.execute("SELECT pg_current_xact_id_if_assigned()").fetchone() == (None,)

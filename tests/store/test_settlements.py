@@ -1,5 +1,7 @@
 """Settlements: what becomes of a claimed run, and that only who holds the claim may say so."""
 
+import json
+import random
 from typing import Any
 from uuid import uuid4
 
@@ -63,6 +65,50 @@ def test_a_retry_waits_its_delay_and_keeps_its_key(store: Store) -> None:
     assert (row.status, row.unique_key, row.lease_id) == (Status.SCHEDULED, "k", None)
     assert (row.attempt, row.failures, row.finished_at) == (1, 1, None)
     assert 35 < seconds_from_now("run_after", run.id) <= 40
+
+
+def test_a_retry_may_move_the_run_to_another_queue_and_priority(store: Store) -> None:
+    lease_id = acquire(store)
+    moved, queued, stays = (add_running(store, lease_id, priority=3) for _ in range(3))
+    facts: dict[str, Any] = {"status": "SCHEDULED", "delay_seconds": 1.0}
+    refused = finish(
+        store,
+        lease_id,
+        Settlement(moved.id, moved.epoch, **facts, queue='a "queue"', priority=-8),
+        Settlement(queued.id, queued.epoch, **facts, queue="other"),
+        Settlement(stays.id, stays.epoch, **facts),
+    )
+    assert refused == []
+    found = [(stored(run.id).queue, stored(run.id).priority) for run in (moved, queued, stays)]
+    assert found == [('a "queue"', -8), ("other", 3), ("default", 3)]
+
+
+def error(number: int, **more: Any) -> str:
+    return json.dumps({"attempt": number} | more)
+
+
+def test_of_many_errors_the_first_and_the_newest_are_kept(store: Store) -> None:
+    lease_id = acquire(store)
+    run = add_running(store, lease_id, errors=[{"attempt": number} for number in range(1, 101)])
+    finish(store, lease_id, settle(run, "FAILED", error=error(101)))
+    assert [entry["attempt"] for entry in stored(run.id).errors] == [1, *range(3, 102)]
+
+
+def test_of_errors_that_are_large_few_are_kept(store: Store) -> None:
+    lease_id = acquire(store)
+    text = "".join(random.Random(4).choices("abcdefghijklmnopqrstuvwxyz", k=60_000))
+    run = add_running(store, lease_id, errors=[{"attempt": number, "traceback": text[number:]} for number in range(9)])
+    finish(store, lease_id, settle(run, "FAILED", error=error(10)))
+    assert [entry["attempt"] for entry in stored(run.id).errors] == [0, 8, 10]
+
+
+@pytest.mark.parametrize("odd", [{"a": 1}, "text", 7])
+def test_whatever_somebody_wrote_into_the_errors_one_more_can_be_added(store: Store, odd: Any) -> None:
+    lease_id = acquire(store)
+    run = add_running(store, lease_id, errors=odd)
+    finish(store, lease_id, settle(run, "FAILED", error=error(1)))
+    first, second = stored(run.id).errors
+    assert (first, second["attempt"]) == (odd, 1)
 
 
 def test_an_interrupted_run_is_ready_again_and_its_attempt_counts(store: Store) -> None:

@@ -6,7 +6,15 @@ from typing import assert_type
 
 from django_dispatch import (
     Call,
+    Cancel,
     CancelAnswer,
+    Cron,
+    Every,
+    Exponential,
+    Fixed,
+    Linear,
+    Retry,
+    Snooze,
     Task,
     TaskContext,
     cancel,
@@ -50,6 +58,35 @@ def refresh() -> None: ...
 def audit() -> None: ...
 
 
+@task(concurrency=3, rate="100/m", key="tenant-{tenant}", on_duplicate="discard", unique_for=timedelta(hours=1))
+def sync_tenant(tenant: int) -> None: ...
+
+
+@task(bind=True, on_duplicate="serial", key=lambda account: f"account-{account}")
+def book(context: TaskContext, account: int) -> None: ...
+
+
+def backoff(failures: int, error: BaseException) -> timedelta | None:
+    return timedelta(seconds=failures) if isinstance(error, OSError) else None
+
+
+@task(max_attempts=3, backoff=backoff, retry_on=OSError, no_retry_on=(FileNotFoundError, PermissionError))
+def pay(order: int) -> None:
+    if order == 1:
+        raise Retry(after=timedelta(minutes=1), queue="slow", priority=-5)
+    raise Cancel("there is no such order")
+
+
+@task(bind=True, backoff=Exponential(base=2, cap=timedelta(hours=1), jitter=0.5), retry_on_timeout=False, expires=60)
+def poll(context: TaskContext, order: int) -> int | Snooze:
+    return order or Snooze(60)
+
+
+fixed = task(backoff=Fixed(5), expires=timedelta(hours=1))(queue_of)
+linear = task(backoff=Linear(timedelta(seconds=5)))(queue_of)
+seconds = task(backoff=2.5)(queue_of)
+
+
 @task(bind=True)
 def count(context: TaskContext, upto: int) -> str:
     context.progress(1, upto, "half way")
@@ -77,6 +114,12 @@ report = task(Report)
 bound_report = task(bind=True, queue="reports")(BoundReport)
 
 
+@task(
+    schedule=[Cron("0 3 * * *", tz="Europe/Paris", args=[1]), Every(minutes=5)], every=timedelta(hours=1), on_start=True
+)
+def tidy(days: int = 1) -> None: ...
+
+
 async def use() -> None:
     assert_type(add(1, b=2), int)
     assert_type(send("a"), bool)
@@ -90,6 +133,10 @@ async def use() -> None:
     assert_type(await add.aapply_async([1], run_after=datetime(2040, 1, 1)), Run)
     assert_type(add.delay_many([(1,), Call((2,), {"label": "x"})], queue="bulk"), Sequence[Run])
     assert_type(await add.adelay_many([(1,)], timeout=timedelta(seconds=1)), Sequence[Run])
+    assert_type(sync_tenant.apply_async((1,), key="t", idempotency_key="order-7").is_duplicate, bool)
+    book.delay(7)
+
+    assert_type(poll.apply_async((1,), expires=datetime(2040, 1, 1)), Run)
     empty.delay()
     ship.delay(5)
     count.delay(upto=3)

@@ -1,6 +1,6 @@
 """Uses that a type checker must refuse, at each line marked with ``# error``."""
 
-from django_dispatch import Call, TaskContext, cancel, pause_queue, task
+from django_dispatch import Call, Retry, Snooze, TaskContext, cancel, pause_queue, task
 
 
 @task
@@ -33,6 +33,26 @@ def options(number: int) -> None: ...
 def kept(number: int) -> None: ...
 
 
+@task(on_duplicate="merge")  # error
+def duplicates(number: int) -> None: ...
+
+
+@task(rate=5)  # error
+def rated(number: int) -> None: ...
+
+
+@task(key=7)  # error
+def keyed(number: int) -> None: ...
+
+
+@task(backoff="soon")  # error
+def wrong_backoff(number: int) -> None: ...
+
+
+@task(retry_on=ValueError("an instance"))  # error
+def wrong_types(number: int) -> None: ...
+
+
 @task(retries=3)  # error
 def unknown_option(number: int) -> None: ...
 
@@ -48,6 +68,10 @@ report()  # error
 text: str = add(1)  # error
 add.apply_async((1,), countdown="soon")  # error
 add.apply_async((1,), delay=5)  # error
+add.apply_async((1,), key=5)  # error
+add.apply_async((1,), expires="soon")  # error
+Snooze()  # error
+Retry(after="soon")  # error
 add.delay_many([1, 2])  # error
 add.delay_many([(1,)], priority="high")  # error
 Call(1)  # error

@@ -14,6 +14,7 @@ from ...executors import stacks as inner_stacks
 from ...executors.fence import now_ns
 from .. import process
 from ..executor import Executor, Flight
+from ..figures import families
 from .filters import meant, read_filter
 
 if TYPE_CHECKING:
@@ -24,9 +25,9 @@ DEEPEST_STACK = 6
 
 
 async def alive(dispatcher: "Dispatcher", data: Mapping[str, Any]) -> dict[str, Any]:
-    """Say that the loop turns, and which of its parts have not done their work for too long."""
-    late = dispatcher.stats.late()
-    return {"is_healthy": not late, "late": late}
+    """Say that the loop turns, and which of its parts cannot do their job: see health.py."""
+    failing = dispatcher.health.failing()
+    return {"is_healthy": not failing, "late": list(failing)}
 
 
 async def running(dispatcher: "Dispatcher", data: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,13 +81,13 @@ async def main(dispatcher: "Dispatcher", data: Mapping[str, Any]) -> dict[str, A
 
 
 async def producers(dispatcher: "Dispatcher", data: Mapping[str, Any]) -> dict[str, Any]:
-    """Say where runs come from: wakeups, messages, the poll."""
+    """Say where runs come from: wakeups, messages, schedules, the poll."""
     settings, stats, listener = dispatcher.settings, dispatcher.stats, dispatcher.listener
     return {
         "listener": {
             "is_enabled": listener is not None,
             "is_connected": listener is not None and listener.is_connected,
-            "wakeups_received": stats.wakeups_received,
+            "wakeups_received": stats.wakeups_received.total(),
         },
         "messages": {
             "channels": dict(settings.notify_channels),
@@ -94,29 +95,14 @@ async def producers(dispatcher: "Dispatcher", data: Mapping[str, Any]) -> dict[s
             "waiting": dispatcher.answering.submissions.waiting,
             "refused": dict(stats.messages_refused),
         },
+        "schedules": dispatcher.scheduler.look(),
         "poll": {"period_seconds": settings.poll_interval_seconds, "produced_count": stats.runs_claimed},
     }
 
 
 async def metrics(dispatcher: "Dispatcher", data: Mapping[str, Any]) -> dict[str, Any]:
-    """Say what was counted since the dispatcher began."""
-    stats = dispatcher.stats
-    return {
-        "messages_received": stats.messages_received,
-        "messages_refused": dict(stats.messages_refused),
-        "control_commands": dict(stats.control_commands),
-        "wakeups_received": stats.wakeups_received,
-        "runs_received": stats.runs_received,
-        "runs_claimed": stats.runs_claimed,
-        "runs_finished": [
-            {"task": task, "queue": queue, "status": status, "count": count}
-            for (task, queue, status), count in sorted(stats.runs_finished.items())
-        ],
-        "outcomes_dropped": stats.outcomes_dropped,
-        "executors_started": dict(stats.executors_started),
-        "executors_exited": dict(stats.executors_exited),
-        "leases_lost": stats.leases_lost,
-    }
+    """Say what the port for metrics says: the same figures."""
+    return {family.name: family.document() for family in families(dispatcher) if family.samples}
 
 
 async def chunks(dispatcher: "Dispatcher", data: Mapping[str, Any]) -> dict[str, Any]:
@@ -229,6 +215,6 @@ def _rss_kb(pid: int | None) -> int | None:
 
 def _finished_by_status(dispatcher: "Dispatcher") -> Counter[str]:
     statuses: Counter[str] = Counter()
-    for (_, _, status), count in dispatcher.stats.runs_finished.items():
-        statuses[status] += count
+    for (_, _, status), number in dispatcher.stats.runs_finished.items():
+        statuses[status] += number
     return statuses

@@ -60,7 +60,8 @@ async def _cancel_in_database(dispatcher: "Dispatcher", wanted: Filter) -> dict[
         batch = await line.call(lambda store: store.cancel(MOST_CANCELLED, **wanted))
         found |= batch
         leases = {run.lease_id for run in batch.values() if run.lease_id is not None}
-        if payloads := [f"cancel:{lease_id}" for lease_id in leases]:
+        freed = {key for run in batch.values() for key in run.freed}
+        if payloads := [*(f"cancel:{lease_id}" for lease_id in leases), *(f"blocked:{key}" for key in freed)]:
             await line.call(lambda store, payloads=payloads: store.notify(payloads))  # type: ignore[misc]
         if len(batch) < MOST_CANCELLED:
             return found
@@ -119,6 +120,7 @@ async def scale(dispatcher: "Dispatcher", data: Mapping[str, Any]) -> dict[str, 
         raise InvalidOption(f"processes must be a whole number from 1 to {MAX_SLOTS}, not {processes!r}.")
     before = dispatcher.pool.processes
     dispatcher.pool.scale(processes)
+    dispatcher.keeper.show_slots(processes + dispatcher.settings.async_concurrency)
     logger.info("Scaled from %s to %s executors.", before, processes)
     return {"processes": processes, "before": before}
 
@@ -129,13 +131,14 @@ async def recycle(dispatcher: "Dispatcher", data: Mapping[str, Any]) -> dict[str
 
 
 async def set_log_level(dispatcher: "Dispatcher", data: Mapping[str, Any]) -> dict[str, Any]:
-    """Set the level of this dispatcher's own loggers."""
+    """Set the level of our loggers, in the dispatcher at once, in each executor from its next body on."""
     level = str(data.get("level", "")).upper()
     if level not in LEVELS:
         raise InvalidOption(f"level must be one of {', '.join(LEVELS)}, not {data.get('level')!r}.")
     ours = logging.getLogger("django_dispatch")
     before = logging.getLevelName(ours.getEffectiveLevel())
     ours.setLevel(level)
+    dispatcher.board.set_log_level(ours.level)
     logger.info("The level of the log is %s now, and was %s.", level, before)
     return {"logger": ours.name, "level": level, "previous_level": before}
 

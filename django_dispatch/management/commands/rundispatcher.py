@@ -1,6 +1,7 @@
 """``manage.py rundispatcher``: claim runs and have them executed, until told to end."""
 
 import asyncio
+import logging
 import os
 import sys
 from typing import Any
@@ -11,6 +12,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ... import checks, conf, logs
 from ...conf import DispatchSettings
+from ...dispatcher.process import package_version
 from ...dispatcher.service import Dispatcher, Mode
 from .. import reload, streams
 
@@ -22,6 +24,9 @@ django-dispatch {version}: dispatcher {node}, pid {pid}
   wakeups    {wakeups}
   ends with  Ctrl-C or SIGTERM: up to {patience:g} s for what runs, a second one makes haste
 """
+
+
+logger = logging.getLogger("django_dispatch.dispatcher")
 
 
 class Command(BaseCommand):
@@ -42,9 +47,12 @@ class Command(BaseCommand):
         add("--poll-interval", type=float, metavar="SECONDS", help="Look for work at least this often. Default: 1.")
         add("--lease-ttl", type=float, metavar="SECONDS", help="How long the lease lives without renewal. Default: 15.")
         add("--shutdown-timeout", type=float, metavar="SECONDS", help="Wait so long for bodies to end. Default: 30.")
+        add("--log-format", choices=conf.LOG_FORMATS, help="Form of the log, if LOGGING does not say. Default: text.")
         add("--burst", action="store_true", help="Exit when nothing is due and nothing runs.")
         add("--max-runs", type=int, metavar="N", help="Exit after N runs.")
         add("--no-listen", action="store_true", help="Do not LISTEN for wakeups: find work by polling alone.")
+        add("--metrics-port", type=int, metavar="PORT", help="Serve metrics and health here. Default: 8070. 0: do not.")
+        add("--metrics-host", metavar="ADDRESS", help="And on this address. Default: 127.0.0.1. 0.0.0.0: on all.")
         reloading = parser.add_mutually_exclusive_group()
         reloading.add_argument(
             "--reload",
@@ -66,11 +74,13 @@ class Command(BaseCommand):
             sys.exit(reload.supervise())
         if reload.is_supervised():
             reload.end_with_supervisor()
-        logs.configure(options["verbosity"])
-        if options["verbosity"]:
-            self.stderr.write(banner(settings), ending="")
+        logs.configure(options["verbosity"], log_format=settings.log_format, node=settings.node, may_wait=True)
         mode = Mode(is_burst=options["burst"], max_runs=options["max_runs"], verbosity=options["verbosity"])
         with logs.written_by_a_thread() as writer:
+            if settings.log_format == "json":
+                logger.info("Dispatcher %s begins, version %s.", settings.node, package_version())
+            elif options["verbosity"]:
+                writer.say(banner(settings))
             code = asyncio.run(serve(settings, mode))
         if writer.is_stuck:
             os._exit(code)
@@ -88,6 +98,9 @@ class Command(BaseCommand):
                 poll_interval=options["poll_interval"],
                 lease_ttl=options["lease_ttl"],
                 shutdown_timeout=options["shutdown_timeout"],
+                log_format=options["log_format"],
+                metrics_port=options["metrics_port"],
+                metrics_host=options["metrics_host"],
                 wakeups=[] if options["no_listen"] else None,
             )
         except ImproperlyConfigured as error:
@@ -102,7 +115,6 @@ async def serve(settings: DispatchSettings, mode: Mode) -> int:
 def banner(settings: DispatchSettings) -> str:
     """Say what this dispatcher serves, and how."""
     from ...dispatcher.looks import LISTENING_FACTOR
-    from ...dispatcher.process import package_version
 
     seconds = settings.poll_interval_seconds * (LISTENING_FACTOR if settings.wakeups else 1)
     return BANNER.format(

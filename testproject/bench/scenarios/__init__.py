@@ -11,7 +11,8 @@ from .enqueue import bulk, enqueue
 from .fleet import fleet, memory, renewal
 from .growth import growth
 from .idle import idle, start
-from .latency import idle_latency, loaded_latency
+from .latency import delays, idle_latency, loaded_latency
+from .limits import limits
 from .notify import notify
 from .recovery import dead_host, kill
 from .slots import busy, mixed
@@ -21,9 +22,9 @@ SCENARIOS: dict[str, Callable[[Ground], Iterator[Finding]]] = {
     function.__name__: function
     for function in (
         *(drain, scale, busy, mixed),
-        *(idle_latency, loaded_latency, kill, dead_host),
+        *(idle_latency, loaded_latency, delays, kill, dead_host),
         *(enqueue, bulk, notify),
-        *(growth, memory, renewal, fleet),
+        *(growth, limits, memory, renewal, fleet),
         *(bloat, writes),
         *(idle, start),
     )

@@ -5,15 +5,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
-from django.core.management import call_command
-from django.db import connections
 
-from testproject import postgres
 from testproject.bench import raw, tasks
 from testproject.bench.claimer import Claimer
 from testproject.bench.findings import Finding, Target, by_turns
 from testproject.bench.ground import INSERT, Ground, drain_rate, one_row
 from testproject.bench.processes import Dispatcher
+from testproject.bench.second import second_database
 
 ALIAS = "grown"
 MILLION = 1_000_000
@@ -71,21 +69,12 @@ def _drain_some(url: str, sql: "psycopg.Connection[Any]", runs: int, fill: Calla
 @contextlib.contextmanager
 def _grown(ground: Ground, million: int) -> Iterator[tuple[str, "psycopg.Connection[Any]"]]:
     """A second database, filled; dropped in the end."""
-    url = ground.server.database_url(ALIAS)
-    ground.sql.execute(f"CREATE DATABASE {ALIAS}")
-    connections.settings[ALIAS] = connections.settings["default"] | postgres.django_database(url)
-    try:
-        call_command("migrate", "django_dispatch", database=ALIAS, verbosity=0)
-        with psycopg.connect(url, autocommit=True) as sql:
-            sql.execute("ALTER TABLE django_dispatch_run DISABLE TRIGGER USER")
-            sql.execute(FINISHED, [tasks.noop.path, 5 * million])
-            sql.execute(SCHEDULED, [tasks.noop.path, million])
-            sql.execute(INSERT, [tasks.noop.path, 1, million])
-            sql.execute("ALTER TABLE django_dispatch_run ENABLE TRIGGER USER")
-            sql.execute("VACUUM ANALYZE django_dispatch_run")
-            sql.execute("CHECKPOINT")
-            yield url, sql
-    finally:
-        connections[ALIAS].close()
-        del connections[ALIAS], connections.settings[ALIAS]
-        ground.sql.execute(f"DROP DATABASE IF EXISTS {ALIAS} WITH (FORCE)")
+    with second_database(ground, ALIAS) as (url, sql):
+        sql.execute("ALTER TABLE django_dispatch_run DISABLE TRIGGER USER")
+        sql.execute(FINISHED, [tasks.noop.path, 5 * million])
+        sql.execute(SCHEDULED, [tasks.noop.path, million])
+        sql.execute(INSERT, [tasks.noop.path, 1, million])
+        sql.execute("ALTER TABLE django_dispatch_run ENABLE TRIGGER USER")
+        sql.execute("VACUUM ANALYZE django_dispatch_run")
+        sql.execute("CHECKPOINT")
+        yield url, sql

@@ -19,6 +19,12 @@ INSERT_AND_NOTIFY = f"""
 WITH i AS (INSERT INTO bench_bare (args) VALUES ('[1]') RETURNING id) SELECT pg_notify('{CHANNEL}', id::text) FROM i
 """
 TICK_SECONDS = 0.01
+COUNTDOWN_SECONDS = 0.2
+SCHEDULED = f"""
+INSERT INTO django_dispatch_run (task, source, status, run_after, args)
+SELECT '{tasks.mark.path}', 'app', 'SCHEDULED', clock_timestamp() + n * interval '1 hour', '[2]'
+FROM generate_series(1, %s) AS n
+"""
 
 
 def idle_latency(ground: Ground) -> Iterator[Finding]:
@@ -86,3 +92,26 @@ def loaded_latency(ground: Ground) -> Iterator[Finding]:
     note = f"offered {ticks * each / took:,.0f} runs/s of the {rate / 2:,.0f} that are half"
     yield Finding(f"{what}, p50", "ms", waits)
     yield Finding(f"{what}, p99", "ms", waits, at=0.99, target=Target("at most", 50, "value"), note=note)
+
+
+def delays(ground: Ground) -> Iterator[Finding]:
+    """Runs with a countdown, to an idle dispatcher, among many that are due much later."""
+    ground.clean()
+    marks.clear(3)
+    waiting = ground.size(100_000, 100_000)
+    ground.sql.execute(SCHEDULED, [waiting])
+    options = (f"--processes={ground.processes}",)
+    with dispatchers(ground.url, 1, *options, executors=ground.processes + 1):
+        late = [_lateness(OURS) for _ in range(WARM_UP + ground.size(100, 30))][WARM_UP:]
+    what = f"a countdown, idle, {waiting:,} SCHEDULED: from the moment it is due to the body"
+    yield Finding(f"{what}, p50", "ms", late)
+    yield Finding(f"{what}, p99", "ms", late, at=0.99, target=Target("at most", 50, "value"))
+
+
+def _lateness(index: int) -> float:
+    """Return by how many milliseconds a run started after it was due."""
+    run_after = tasks.mark.apply_async((index,), countdown=COUNTDOWN_SECONDS).run_after
+    assert run_after is not None
+    due = time.monotonic_ns() + round(run_after.timestamp() * 1e9) - time.time_ns()
+    wait_for(lambda: marks.marked_at(index) >= due, "the run that is due")
+    return (marks.marked_at(index) - due) / 1e6

@@ -25,7 +25,7 @@ NO_PRUNE_OWN = "DROP INDEX dispatch_run_prune_own;"
 
 
 class Migration(migrations.Migration):
-    dependencies = [("django_dispatch", "0003_run_uuid")]
+    dependencies = [("django_dispatch", "0007_limits")]
 
     operations = [
         migrations.CreateModel(

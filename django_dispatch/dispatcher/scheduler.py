@@ -1,0 +1,195 @@
+"""Enqueues the occurrences of schedules when they are due, and tells the database which the code has. On the loop.
+
+Every dispatcher does so for all; the database sees to it that each occurrence is enqueued once.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+from uuid import uuid4
+
+from django.db import DataError, IntegrityError
+
+from ..finish import TaskFacts
+from ..schedules import Plan, Policy, Rule, plan_due, plan_first
+from ..store.schedule_rows import Declaration, DueSchedule, Fired, Firing, ScheduleState, StartRun
+from .store_thread import StoreThread
+
+LIMIT = 100
+LARGEST_BURST = 100  # occurrences of one schedule in one commit
+SHORTEST_PAUSE_SECONDS = 0.001
+HELD_SECONDS = 0.1  # somebody else holds what is due: it is fired, or edited
+DECLARE_SECONDS = 20.0
+DECLARE_AGAIN_SECONDS = 1.0
+UNKNOWN = "It is due, but the dispatchers that are here do not know its task."
+
+logger = logging.getLogger("django_dispatch.schedules")
+
+
+class Scheduler:
+    """Two steps of housekeeping: ``fire`` and ``declare``. ``announce`` wakes whoever serves queues that got runs."""
+
+    def __init__(
+        self,
+        store: StoreThread,
+        *,
+        facts: Callable[[], Mapping[str, TaskFacts]],
+        queues: Sequence[str] | None,
+        node: str,
+        announce: Callable[[Sequence[str]], Awaitable[None]],
+        poll_pause: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._facts = facts
+        self._queues = queues
+        self._node = node
+        self._announce = announce
+        self._poll_pause = poll_pause
+        self._boot = uuid4().hex
+        self._has_started = False
+        self._undeclared: Mapping[str, Declaration] | None = None
+        self._declared_facts: Mapping[str, TaskFacts] | None = None
+        self._taken: set[str] = set()
+        self._states: Sequence[ScheduleState] = ()
+        self._seen_at: float | None = None
+        self.enqueued = 0
+        """Runs that this dispatcher enqueued for schedules, and at its start."""
+
+    def steps(self) -> dict[str, tuple[float, Callable[[], Awaitable[float | None]]]]:
+        """Return each step with its period in seconds."""
+        return {"schedules": (0.0, self.fire), "declarations": (DECLARE_SECONDS, self.declare)}
+
+    async def fire(self) -> float:
+        """Enqueue what is due; return in how many seconds something is due next, or it is time for a poll."""
+        facts = self._facts()
+        if not facts:
+            return self._poll_pause()
+        due, next_seconds = await self._store.call(self._store.store.due_schedules, list(facts), limit=LIMIT)
+        if not due:
+            pause = self._poll_pause()
+            return pause if next_seconds is None else max(SHORTEST_PAUSE_SECONDS, min(next_seconds, pause))
+        # Off the loop: a rule that no time fits is found out by counting through fifty years.
+        plans = await asyncio.to_thread(lambda: [(schedule, _plan(schedule)) for schedule in due])
+        fired = await self._fire(plans, facts)
+        return 0.0 if fired else HELD_SECONDS
+
+    async def declare(self) -> float | None:
+        """Record the schedules of the code when it is new, and say every so often that they are still in it."""
+        facts = self._facts()
+        if not facts:
+            return DECLARE_AGAIN_SECONDS
+        await self._start(facts)
+        if facts is not self._declared_facts:
+            self._undeclared = {one.name: one for task in facts.values() for one in task.schedules}
+            self._declared_facts = facts
+        if self._undeclared:
+            await self._declare(self._undeclared)
+        names = [one.name for task in facts.values() for one in task.schedules]
+        if names:
+            await self._store.call(self._store.store.keep_declared, names)
+        for name, task in await self._store.call(self._store.store.flag_unknown, list(facts), UNKNOWN):
+            logger.warning("Schedule %s is due, but its task %s is not known here.", name, task)
+        self._states = await self._store.call(self._store.store.schedule_states, limit=LIMIT)
+        self._seen_at = time.monotonic()
+        return DECLARE_AGAIN_SECONDS if self._undeclared else None
+
+    def look(self) -> dict[str, Any]:
+        """Say how the schedules were when they were last looked at, and what this dispatcher has done for them."""
+        return {
+            "produced_count": self.enqueued,
+            "seconds_since_look": self._seen_at and round(time.monotonic() - self._seen_at, 3),
+            "schedules": [
+                {
+                    "name": state.name,
+                    "state": "retired" if state.is_retired else "enabled" if state.enabled else "disabled",
+                    "next_at": state.next_at,
+                    "last_at": state.last_at,
+                    "problem": state.problem or None,
+                }
+                for state in self._states
+            ],
+        }
+
+    async def _start(self, facts: Mapping[str, TaskFacts]) -> None:
+        """Enqueue the runs that this dispatcher's start is the occasion of."""
+        if self._has_started:
+            return
+        runs = [
+            StartRun(f"start:{self._boot}:{path}", path, task.queue, task.priority, task.on_lost, self._node)
+            for path, task in facts.items()
+            if task.on_start and (self._queues is None or task.queue in self._queues)
+        ]
+        if runs:
+            await self._store.call(self._store.store.enqueue_at_start, runs)
+        self._has_started = True
+        self.enqueued += len(runs)
+        for run in runs:
+            logger.info("Task %s is enqueued, for this dispatcher starts.", run.task)
+        await self._announce([run.queue for run in runs])
+
+    async def _declare(self, declarations: Mapping[str, Declaration]) -> None:
+        answers = await self._store.call(self._store.store.declare, list(declarations.values()))
+        for name, answer in answers.items():
+            if answer == "taken" and name not in self._taken:
+                self._taken.add(name)
+                logger.warning("Schedule %s of the code is not used: one made by hand has its name.", name)
+        self._undeclared = {name: one for name, one in declarations.items() if name not in answers}
+
+    async def _fire(self, plans: Sequence[tuple[DueSchedule, Plan]], facts: Mapping[str, TaskFacts]) -> Sequence[Fired]:
+        """Carry out plans. One that the database refuses is flagged, and keeps no other one from being carried out."""
+        firings = [_firing(schedule, plan, facts[schedule.task]) for schedule, plan in plans]
+        try:
+            fired = await self._store.call(self._store.store.fire, firings)
+        except (DataError, IntegrityError) as error:
+            if len(plans) > 1:
+                return [one for plan in plans for one in await self._fire([plan], facts)]
+            schedule, plan = plans[0]
+            text = f"Its run cannot be recorded: {str(error).strip().splitlines()[0]}"
+            if plan.problem:  # it was the flag that was refused
+                raise
+            return await self._fire([(schedule, Plan(problem=text))], facts)
+        of_id = {schedule.id: (schedule, plan) for schedule, plan in plans}
+        for one in fired:
+            self._tell(*of_id[one.id], one)
+        if queues := [one.queue for one in fired if one.queue is not None]:
+            await self._announce(queues)
+        return fired
+
+    def _tell(self, schedule: DueSchedule, plan: Plan, fired: Fired) -> None:
+        self.enqueued += len(fired.run_ids)
+        if plan.problem:
+            logger.warning("Schedule %s stands still: %s", schedule.name, plan.problem)
+        elif fired.run_ids:
+            logger.info("Schedule %s: %s enqueued.", schedule.name, _named(fired.run_ids))
+        elif plan.slots:
+            logger.info("Schedule %s: an occurrence is skipped, a run of it has not ended.", schedule.name)
+        elif schedule.is_planned:
+            logger.info("Schedule %s: what was missed is too long ago, it is skipped.", schedule.name)
+
+
+def _plan(schedule: DueSchedule) -> Plan:
+    if schedule.flaw:
+        return Plan(problem=schedule.flaw)
+    rule = Rule(
+        cron=schedule.cron,
+        every=schedule.every,
+        once_at=schedule.once_at,
+        time_zone=schedule.time_zone,
+        start_at=schedule.start_at,
+        end_at=schedule.end_at,
+    )
+    if not schedule.is_planned or schedule.next_at is None:
+        return plan_first(rule, now=schedule.now, last_at=schedule.last_at)
+    policy = Policy(schedule.catch_up, schedule.catch_up_window, schedule.overlap)  # type: ignore[arg-type]
+    return plan_due(rule, policy, now=schedule.now, due_at=schedule.next_at, limit=LARGEST_BURST)
+
+
+def _firing(schedule: DueSchedule, plan: Plan, task: TaskFacts) -> Firing:
+    state = (schedule.id, schedule.revision, schedule.token)
+    return Firing(*state, plan.slots, plan.next_at, plan.problem, task.queue, task.priority, task.on_lost)
+
+
+def _named(run_ids: Sequence[int]) -> str:
+    return f"run {run_ids[0]}" if len(run_ids) == 1 else f"runs {run_ids[0]} to {run_ids[-1]}"

@@ -1,0 +1,174 @@
+"""Limits and order under real dispatchers: places come free whatever becomes of who held them."""
+
+import itertools
+import random
+import signal
+from collections import defaultdict
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from django_dispatch import cancel
+from django_dispatch.models import Run
+from tests.kit import limited
+from tests.kit.dispatchers import Dispatcher
+from tests.kit.fixtures import Kit
+from tests.kit.ledger import Row, most_at_once
+from tests.kit.runs import statuses, wait_for_status, wait_until_final
+from tests.kit.waiting import wait_for
+
+KILLS = 6
+
+
+def by_key(rows: list[Row]) -> dict[str, list[Row]]:
+    found: defaultdict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        found[row.note].append(row)
+    return found
+
+
+@pytest.mark.parametrize("enqueue", ["in code", "in SQL"])
+def test_the_next_one_starts_when_a_place_is_free(kit: Kit, enqueue: str) -> None:
+    kit.dispatchers("a", processes=3)
+    columns = "task, args, concurrency_key"
+    values = "'tests.kit.limited.one', '[\"k\", \"{attempt}-first\"]', 'key:k'"
+    if enqueue == "in code":
+        runs = [limited.one.delay("k", "{attempt}-first"), limited.one.delay("k"), limited.one.delay("other")]
+    else:
+        ids = [kit.sql.execute(f"INSERT INTO django_dispatch_run ({columns}) VALUES ({values}) RETURNING id".encode())]
+        runs = [Run.objects.get(pk=row.fetchone()[0]) for row in ids]
+        runs += [limited.one.delay("k"), limited.one.delay("other")]
+    kit.gate.wait_until_reached("1-first")
+    wait_until_final(runs[2])
+    assert statuses(runs) == ["RUNNING", "BLOCKED", "SUCCESSFUL"]
+    kit.gate.open("1-first")
+    wait_until_final(*runs)
+    assert most_at_once(by_key(kit.ledger.rows())["k"]) == 1
+
+
+class TestWhateverBecomesOfTheHolder:
+    """No wakeup is needed, and no word of the holder's end."""
+
+    @pytest.fixture
+    def runs(self, kit: Kit) -> list[Run]:
+        return [limited.one.delay("k", "held"), limited.one.delay("k")]
+
+    @pytest.fixture
+    def holder(self, kit: Kit, runs: list[Run]) -> Dispatcher:
+        holder = kit.dispatchers("holder")
+        kit.gate.wait_until_reached("held")
+        return holder
+
+    def test_it_is_killed_and_its_run_is_cancelled(self, kit: Kit, runs: list[Run], holder: Dispatcher) -> None:
+        cancel(runs[0])
+        holder.kill9()
+        kit.dispatchers("b")
+        wait_until_final(*runs)
+        assert statuses(runs) == ["CANCELLED", "SUCCESSFUL"]
+        assert most_at_once(kit.ledger.rows()) == 1
+
+    def test_it_is_killed_and_its_run_keeps_the_place(self, kit: Kit, runs: list[Run], holder: Dispatcher) -> None:
+        holder.kill9()
+        kit.gate.open("held")
+        kit.dispatchers("b")
+        wait_until_final(*runs)
+        first, again, second = kit.ledger.rows()
+        assert [row.run_id for row in (first, again, second)] == [runs[0].pk, runs[0].pk, runs[1].pk]
+        assert most_at_once(kit.ledger.rows()) == 1
+
+    def test_somebody_ends_it_by_sql(self, kit: Kit, runs: list[Run], holder: Dispatcher) -> None:
+        kit.sql.execute(
+            "UPDATE django_dispatch_run SET status = 'FAILED', lease_id = NULL, finished_at = now() WHERE id = %s",
+            [runs[0].pk],
+        )
+        wait_for_status(runs[1], "RUNNING", "READY")
+        kit.gate.open("held")
+        wait_until_final(runs[1])
+
+
+def test_without_wakeups_limits_are_kept_and_nothing_is_stuck(kit: Kit) -> None:
+    runs = [limited.three.delay(f"k{number % 2}", "", number) for number in range(20)]
+    kit.dispatchers("a", processes=4, settings={"WAKEUPS": []})
+    wait_until_final(*runs)
+    assert all(most_at_once(rows) <= 3 for rows in by_key(kit.ledger.rows()).values())
+
+
+def test_a_queues_limit_holds_over_all_tasks_and_keys(kit: Kit, settings: Any) -> None:
+    settings.DISPATCH = {"QUEUE_LIMITS": {"mail": 2}}
+    gates = {"gate": "g"}
+    runs = [limited.one.apply_async((f"k{number}",), gates, queue="mail") for number in range(3)]
+    runs += [limited.discard.apply_async((number,), gates, queue="mail") for number in range(3)]
+    kit.dispatchers("a", processes=6, settings=settings.DISPATCH)
+    kit.gate.wait_until_reached("g", times=2)
+    kit.gate.open("g")
+    wait_until_final(*runs)
+    assert most_at_once(kit.ledger.rows()) == 2
+
+
+def test_a_burst_lets_pass_what_can_and_then_ends(kit: Kit) -> None:
+    runs = [limited.serial.delay("k", "", number) for number in range(10)]
+    rated = limited.whole.delay_many([(number,) for number in range(7)])
+    burst = kit.dispatchers("a", burst=True, is_awaited=False)
+    assert burst.exit_code() == 0
+    assert statuses(runs) == ["SUCCESSFUL"] * 10
+    assert statuses(rated) == ["SUCCESSFUL"] * 5 + ["BLOCKED"] * 2
+
+
+def test_serial_runs_keep_their_order_over_retries(kit: Kit) -> None:
+    kit.dispatchers("a", processes=2)
+    runs = [limited.serial.delay("k", "", number, 1 if number == 1 else 0) for number in range(5)]
+    wait_until_final(*runs)
+    assert [row.run_id for row in kit.ledger.rows()] == [
+        run.pk for run in (runs[0], runs[1], runs[1], runs[2], runs[3], runs[4])
+    ]
+
+
+def test_a_rate_is_kept_and_used(kit: Kit) -> None:
+    kit.dispatchers("a", processes=2)
+    runs = limited.rated.delay_many([("k", number) for number in range(50)])
+    wait_until_final(*runs)
+    starts = [row.started_at for row in kit.ledger.rows()]
+    # A full bucket, and what came since; a start may be late by what the machine makes of it.
+    for (i, first), (j, last) in itertools.combinations(enumerate(starts), 2):
+        assert j - i + 1 <= 20 + 20 * ((last - first).total_seconds() + 1.0)
+    assert starts[-1] - starts[0] >= timedelta(seconds=1)
+
+
+@pytest.mark.slow
+def test_dispatchers_are_killed_one_after_the_other_and_every_limit_holds(kit: Kit) -> None:
+    """Four dispatchers; one is killed as soon as it works, again and again, and another one takes its place."""
+    chance = random.Random(7)
+    names = itertools.count(1)
+    fleet = [kit.dispatchers(f"n{next(names)}", processes=3, is_awaited=False) for _ in range(4)]
+    runs: list[Run] = []
+    kills = 0
+    unfinished = Run.objects.filter(finished_at=None)
+    for number in itertools.count():
+        runs += [
+            limited.one.delay(f"one{number % 2}", "", number),
+            limited.three.delay("three", "", number),
+            limited.serial.delay(f"serial{number % 2}", "", number, number % 7 == 0),
+            limited.queue_one.delay("queue one", "", number),
+        ]
+        if number % 4:
+            continue
+        ready = [dispatcher for dispatcher in fleet if "Ready:" in dispatcher.log]
+        if len(ready) > 1 and unfinished.filter(status="RUNNING").exists():
+            victim = chance.choice(ready)
+            victim.signal(signal.SIGKILL)
+            fleet.remove(victim)
+            kills += 1
+            if kills == KILLS:
+                break
+            fleet.append(kit.dispatchers(f"n{next(names)}", processes=3, is_awaited=False))
+        wait_for(lambda: unfinished.count() <= 20, 60, what=lambda: f"fewer than {unfinished.count()} unfinished")
+    wait_until_final(*{run.pk: run for run in runs}.values(), seconds=60)
+    rows = by_key(kit.ledger.rows())
+    for key, limit in {"one0": 1, "one1": 1, "serial0": 1, "serial1": 1, "queue one": 1, "three": 3}.items():
+        assert most_at_once(rows[key]) <= limit, key
+    assert most_at_once(rows["three"]) > 1
+    for key in ("serial0", "serial1", "queue one"):
+        started = [row.run_id for row in rows[key]]
+        assert started == sorted(started), key
+    assert len({run.pk for run in runs if run.is_duplicate}) > 0

@@ -1,0 +1,1 @@
+"""An app whose tasks have schedules, for the dispatchers that are told to have it: ``env=SCHEDULED``."""
