@@ -2,15 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from django.db.models import Count, Q
 from django.db.models.functions import Now
 
 from . import conf
-from .models import Lease, PausedQueue, Run, Status
+from .models import FINAL, Bucket, Lease, PausedQueue, Run, Status
 from .patterns import PRIVATE_PREFIX, private_queue, serves
+from .rates import NO_LIMIT, Limit, Rate
 
 CauseKind = Literal[
     "final",
@@ -28,12 +29,16 @@ CauseKind = Literal[
     "due",
     "key",
     "rate",
+    "admission",
+    "expired",
     "busy",
     "behind",
     "next",
 ]
 COUNTED = 1000  # of the runs before one, at most: a backlog of millions is not counted
 HOLDERS = 5
+QUEUE_KEY = "queue:"
+UNFINISHED = [status for status in Status if status not in FINAL]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +124,14 @@ def _running(run: Run, now: datetime) -> Iterator[Cause]:
 
 def _waiting(run: Run, now: datetime) -> Iterator[Cause]:
     """What keeps a run that is SCHEDULED, BLOCKED or READY from being claimed; the queue's causes hold for all."""
+    if run.expires_at is not None and run.attempt == 0 and run.expires_at <= now:
+        text = f"It expired at {_shown(run.expires_at)} and will not be started: a dispatcher cancels it soon."
+        yield Cause("expired", text, {"expired_at": _iso(run.expires_at)})
+        return
     if run.status == Status.SCHEDULED:
         yield _scheduled(run, now)
     elif run.status == Status.BLOCKED:
-        yield _blocked(run)
+        yield _blocked(run, now)
     hindered = False
     for cause in (_paused(run, now), _unserved(run, now)):
         if cause is not None:
@@ -149,18 +158,39 @@ def _scheduled(run: Run, now: datetime) -> Cause:
     return Cause("due_later", f"It is due at {_shown(run.run_after)}: {reason}.", data)
 
 
-def _blocked(run: Run) -> Cause:
-    key = run.concurrency_key
-    runs = Run.objects.using(run._state.db)
-    holders = list(
-        runs.filter(concurrency_key=key, concurrency_key__isnull=False, status=Status.RUNNING)
-        .order_by("pk")
-        .values_list("pk", flat=True)[:HOLDERS]
+def _blocked(run: Run, now: datetime) -> Cause:
+    """At which limit it waits: who holds the places there, or when the rate lets the next one pass."""
+    at = str(run.blocked_by)
+    where, data = (f"key {at!r}", {"key": at})
+    unfinished = Run.objects.using(run._state.db).filter(status__in=UNFINISHED)
+    if at.startswith(QUEUE_KEY):
+        queue = at.removeprefix(QUEUE_KEY)
+        where, limit = f"the limit of queue {queue!r}", conf.current().queue_limits.get(queue, NO_LIMIT)
+        holders = unfinished.filter(queue=queue, places=2)
+    else:
+        rate = Rate(run.rate_amount, run.rate_seconds) if run.rate_amount and run.rate_seconds else None
+        limit = Limit(run.concurrency_limit if rate or run.concurrency_limit else 1, rate)
+        holders = unfinished.filter(concurrency_key=at, concurrency_key__isnull=False, places__gt=0)
+    if limit.concurrency is not None:
+        held = list(holders.order_by("pk").values_list("pk", flat=True)[: limit.concurrency])
+        if len(held) >= limit.concurrency:
+            names = ", ".join(map(str, held[:HOLDERS])) + (", …" if len(held) > HOLDERS else "")
+            text = f"It waits at {where}, which lets {limit.concurrency} run at once; held by run {names}."
+            return Cause("key", text, {**data, "limit": limit.concurrency, "runs": held[:HOLDERS]})
+    until = _next_token(run, at, limit.rate) if limit.rate is not None else None
+    if until is not None and until > now:
+        text = f"It waits at {where}, whose rate lets the next run pass at {_shown(until)}."
+        return Cause("rate", text, {**data, "until": _iso(until)})
+    return Cause(
+        "admission", f"It waits at {where}, where a place is free: the next dispatcher that looks, soon.", data
     )
-    if holders:
-        names = ", ".join(map(str, holders))
-        return Cause("key", f"It waits behind key {key!r}, held by run {names}.", {"key": key, "runs": holders})
-    return Cause("rate", f"It waits for its turn at key {key!r}, which no run holds.", {"key": key})
+
+
+def _next_token(run: Run, key: str, rate: Rate) -> datetime | None:
+    """When a bucket has its next token; None: it is full."""
+    bucket = Bucket.objects.using(run._state.db).filter(pk=key).first()
+    missing = 0.0 if bucket is None else max(0.0, 1 - bucket.tokens)
+    return None if bucket is None else bucket.filled_at + timedelta(seconds=missing * rate.seconds / rate.amount)
 
 
 def _paused(run: Run, now: datetime) -> Cause | None:

@@ -535,9 +535,9 @@ def test_the_pages_work_without_time_zones(admin_client: Client, settings: Any) 
     settings.USE_TZ = False
     a_lease()
     run = a_run("RUNNING", errors=[{"message": "no", "at": "2026-11-29T10:00:00+00:00"}])
-    assert "0 s ago" in runs_page(admin_client)
-    assert re.search(r"\d\d:\d\d:\d\d \(\d s ago\)", text_of(run_page(admin_client, run)))
-    assert "3 s ago" in leases_page(admin_client)
+    assert re.search(r"\b\d+ s ago", runs_page(admin_client))
+    assert re.search(r"\d\d:\d\d:\d\d \(\d+ s ago\)", text_of(run_page(admin_client, run)))
+    assert re.search(r"\b\d+ s ago", leases_page(admin_client))
 
 
 def test_the_package_works_without_the_admin_app() -> None:

@@ -9,10 +9,11 @@ from uuid import UUID, uuid4
 import pytest
 from django.core.management import CommandError, call_command
 from django.db.models.functions import Now
+from django.utils import timezone
 
 from django_dispatch import pause_queue
 from django_dispatch.explain import Cause, explain
-from django_dispatch.models import Lease, PausedQueue, Run
+from django_dispatch.models import Bucket, Lease, PausedQueue, Run
 from django_dispatch.patterns import private_queue
 
 pytestmark = pytest.mark.django_db
@@ -135,15 +136,46 @@ def test_a_task_that_nobody_knows() -> None:
     assert "No dispatcher that claimed it (a, b) knows the task 'shop.add'" in cause.text
 
 
-def test_a_key_that_another_run_holds() -> None:
+def test_a_key_that_other_runs_hold() -> None:
     lease_id = a_dispatcher("*")
-    run = a_run(status="BLOCKED", concurrency_key="k")
-    assert the_cause(run, "rate").data["key"] == "k"
-    holder = a_running(lease_id, concurrency_key="k")
-    a_running(lease_id, concurrency_key="other")
+    run = a_run(status="BLOCKED", concurrency_key="k", concurrency_limit=2)
+    first = a_running(lease_id, concurrency_key="k", places=1)
+    a_running(lease_id, concurrency_key="other", places=1)
+    assert the_cause(run, "admission").data == {"key": "k"}
+    second = a_run(status="SCHEDULED", run_after=Now() + HOUR, concurrency_key="k", places=1)
     cause = the_cause(run, "key")
-    assert cause.text == f"It waits behind key 'k', held by run {holder.pk}."
-    assert cause.data == {"key": "k", "runs": [holder.pk]}
+    assert cause.text == f"It waits at key 'k', which lets 2 run at once; held by run {first.pk}, {second.pk}."
+    assert cause.data == {"key": "k", "limit": 2, "runs": [first.pk, second.pk]}
+
+
+def test_a_queue_that_lets_so_many_run_at_once(settings: Any) -> None:
+    settings.DISPATCH = {**settings.DISPATCH, "QUEUE_LIMITS": {"default": 1}}
+    lease_id = a_dispatcher("*")
+    run = a_run(status="BLOCKED")
+    assert the_cause(run, "admission").data == {"key": "queue:default"}
+    holder = a_running(lease_id, places=2)
+    cause = the_cause(run, "key")
+    said = f"It waits at the limit of queue 'default', which lets 1 run at once; held by run {holder.pk}."
+    assert (cause.text, cause.data["runs"]) == (said, [holder.pk])
+
+
+def test_a_rate_that_lets_the_next_pass_later() -> None:
+    a_dispatcher("*")
+    run = a_run(status="BLOCKED", concurrency_key="k", rate_amount=2, rate_seconds=3600.0)
+    assert the_cause(run, "admission").data == {"key": "k"}
+    bucket = Bucket.objects.create(key="k", tokens=0.5, filled_at=timezone.now())
+    cause = the_cause(run, "rate")
+    assert cause.data["until"] == (bucket.filled_at + timedelta(minutes=15)).isoformat()
+    assert cause.text.startswith("It waits at key 'k', whose rate lets the next run pass at ")
+    Bucket.objects.update(filled_at=timezone.now() - timedelta(minutes=16))
+    the_cause(run, "admission")
+
+
+def test_a_run_that_has_expired() -> None:
+    a_dispatcher("*")
+    late = {"expires_at": Now() - HOUR}
+    assert "will not be started" in the_cause(a_run(**late), "expired").text
+    assert "expired" not in causes(a_run(attempt=1, **late))
 
 
 def test_slots_that_are_all_taken_and_the_place_in_line() -> None:
