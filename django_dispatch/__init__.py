@@ -3,7 +3,7 @@
 The life of a run, and the module of each stage:
 
 ===========  =======================================================================  =================================
-defined      ``@task`` registers a function, with its options                         ``registry``
+defined      ``@task`` registers a function, with its options                         ``definition``, ``registry``
 enqueued     the arguments are checked; one row is inserted, in the caller's          ``arguments``, ``enqueue``
              transaction
 recorded     the database is the queue and the only truth                             ``models``, ``store``
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .context import TaskContext
     from .decisions import Cancel, Retry, Snooze
+    from .definition import Task, task
     from .enqueue import Call
     from .exceptions import (
         ControlError,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
         UnknownTask,
     )
     from .logs import JsonFormatter, RunContextFilter
-    from .registry import Task, task
     from .retry import Exponential, Fixed, Linear
     from .schedules import Cron, Every
     from .steering import CancelAnswer, cancel, cancel_many, pause_queue, resume_queue, run_again, run_now
@@ -84,9 +84,9 @@ __all__ = [
 _HOMES = {
     "context": ("TaskContext",),
     "decisions": ("Cancel", "Retry", "Snooze"),
+    "definition": ("Task", "task"),
     "enqueue": ("Call",),
     "logs": ("JsonFormatter", "RunContextFilter"),
-    "registry": ("Task", "task"),
     "retry": ("Exponential", "Fixed", "Linear"),
     "schedules": ("Cron", "Every"),
     "steering": ("CancelAnswer", "cancel", "cancel_many", "pause_queue", "resume_queue", "run_again", "run_now"),

@@ -21,6 +21,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_dispatch import conf, registry, steering
 from django_dispatch.admin import display
+from django_dispatch.definition import Task
 from django_dispatch.enqueue import check_priority, check_queue
 from django_dispatch.exceptions import DispatchError, InvalidOption, UnknownTask
 from django_dispatch.models import Run, Schedule
@@ -270,7 +271,7 @@ class ScheduleAdmin(ScheduleModelAdmin):
         return format_html_join("", '<div><a href="{}">{}</a> {}</div>', shown) or display.EMPTY
 
 
-def known_task(path: str) -> registry.Task[..., Any] | None:
+def known_task(path: str) -> Task[..., Any] | None:
     """Return the task if this process can find it."""
     registry.autodiscover()
     try:
