@@ -56,6 +56,7 @@ def new_housekeeping(store: StoreThread) -> Callable[[bool], Housekeeping]:
             poll_pause=lambda: 1,
             max_interruptions=3,
             retention={},
+            queue_limits={},
             own_lease=lambda: None,
             on_ready=lambda _: None,
             is_listening=lambda: is_listening,

@@ -160,7 +160,7 @@ def test_a_project_that_does_not_start_uses_up_no_run(kit: Kit, tmp_path: Path, 
     sabotage, tally = tmp_path / "sabotage", tmp_path / "sabotaged"
     sabotage.write_text(how)
     run = tasks.note.delay("at last")
-    a = kit.dispatchers(is_awaited=False, settings={"EXECUTOR_READY_TIMEOUT": 3})
+    a = kit.dispatchers(is_awaited=False, settings={"EXECUTOR_READY_TIMEOUT": 5})
     wait_for(lambda: tally.exists() and len(tally.read_text().split()) >= 2, 30, what="two failed starts")
     first, second = map(float, tally.read_text().split()[:2])
     assert second - first > 0.25

@@ -21,7 +21,7 @@ from .waiting import POLL_SECONDS, wait_for
 
 BASE_DIR = Path(__file__).resolve().parent.parent.parent
 MARK = "KIT_DISPATCHER"
-OUTLIVES_SECONDS = 1.0
+OUTLIVES_SECONDS = 5.0  # one that is just starting sees only then that it has no dispatcher
 DEFAULTS = {"processes": 1, "async_concurrency": 0, "lease_ttl": 3, "poll_interval": 0.2, "shutdown_timeout": 10}
 
 
@@ -118,7 +118,7 @@ class Dispatcher:
         return code[0]
 
     def remains(self) -> list[str]:
-        """Kill it; return what outlived it by more than a second (a zombie does not), and kill that too."""
+        """Kill it; return what outlived it by some seconds (a zombie does not), and kill that too."""
         for process in self.processes():
             process.send_signal(signal.SIGCONT)
         if self._process.poll() is None:
