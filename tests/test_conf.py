@@ -34,7 +34,7 @@ SECONDS = ["POLL_INTERVAL", "LEASE_TTL", "CANCEL_GRACE", "SHUTDOWN_TIMEOUT", "EX
 OPTIONAL_SECONDS = ["RENEW_INTERVAL", "LEASE_MARGIN", "DEFAULT_TIMEOUT", "EXECUTOR_MAX_AGE"]
 COUNTS = ["PROCESSES", "ASYNC_CONCURRENCY", "CLAIM_LIMIT", "MAX_INTERRUPTIONS"]
 OPTIONAL_COUNTS = ["EXECUTOR_MAX_RUNS", "EXECUTOR_MAX_MEMORY_MB"]
-TEXTS = ["DATABASE", "LISTEN_DSN", "NODE", "CONTROL_CHANNEL", "METRICS_HOST"]
+TEXTS = ["DATABASE", "LISTEN_DSN", "NODE", "CONTROL_CHANNEL", "METRICS_HOST", "REDIS"]
 OTHERS = ["WAKEUPS", "QUEUES", "RETENTION", "NOTIFY_CHANNELS", "QUEUE_LIMITS", "METRICS_PORT", "LOG_FORMAT"]
 KEYS = [*SECONDS, *OPTIONAL_SECONDS, *COUNTS, *OPTIONAL_COUNTS, *TEXTS, *OTHERS]
 
@@ -133,7 +133,9 @@ def test_queues_refuse_all_but_a_list_of_different_names(value: Any) -> None:
     assert [problem.key for problem in refused({"QUEUES": value})] == ["QUEUES"]
 
 
-@pytest.mark.parametrize("value", [None, "pg_notify", {"pg_notify"}, ["pg_notify"] * 2, ["redis"], [None], [[]], 1])
+@pytest.mark.parametrize(
+    "value", [None, "pg_notify", {"pg_notify"}, ["pg_notify"] * 2, ["arq"] * 2, ["redis"], [None], [[]], 1]
+)
 def test_wakeups_refuse_all_but_the_known_ones(value: Any) -> None:
     assert [problem.key for problem in refused({"WAKEUPS": value})] == ["WAKEUPS"]
 

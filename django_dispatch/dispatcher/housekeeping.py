@@ -203,6 +203,10 @@ class Housekeeping:
                 await asyncio.sleep(0.05)
         await self._store.call(self._store.store.prune_buckets)
 
+    def poll_soon(self) -> None:
+        """There may be something to claim, nobody knows in which queue."""
+        self._hurries["poll"].set()
+
     def schedules_soon(self) -> None:
         """There is a schedule that may be due before the one that was next."""
         self._hurries["schedules"].set()

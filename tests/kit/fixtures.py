@@ -17,6 +17,7 @@ from .freeze import Freeze
 from .gate import Gate
 from .ledger import Ledger
 from .network import Network
+from .redis import RedisServer
 from .relay import Relay
 from .server import own_server, server
 
@@ -113,6 +114,12 @@ def relay(database_url: str) -> Iterator[Relay]:
     relay = Relay(database_url)
     yield relay
     relay.close()
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path) as redis:
+        yield redis
 
 
 @pytest.fixture
