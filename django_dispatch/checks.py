@@ -12,7 +12,7 @@ django_dispatch.E006  ``WAKEUPS`` has ``"arq"``, but django-redis or arq is not 
 django_dispatch.E007  ``WAKEUPS`` has ``"arq"``, but ``DISPATCH["REDIS"]`` is no cache of django-redis
 django_dispatch.W001  LISTEN would go through a transaction pooler, where it hears nothing
 django_dispatch.W002  psycopg runs in its pure Python implementation
-django_dispatch.W003  ``DISPATCH["NOTIFY_CHANNELS"]`` names channels, but ``WAKEUPS`` has no ``"pg_notify"``: nobody listens
+django_dispatch.W003  ``DISPATCH["NOTIFY_CHANNELS"]`` is set, but ``WAKEUPS`` has no ``"pg_notify"``: nobody listens
 django_dispatch.W004  ``DISPATCH["METRICS_PORT"]`` is set, but prometheus-client is not installed
 django_dispatch.W005  a schedule has a problem; only with ``check --database``, which asks the database
 ====================  ==========================================================================================

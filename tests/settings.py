@@ -13,8 +13,6 @@ PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 # Many live on one host: those that are to serve metrics are given a port.
 DISPATCH: dict[str, object] = {"METRICS_PORT": 0} | json.loads(os.environ.get("KIT_DISPATCH", "{}"))
 DATABASES["default"] |= json.loads(os.environ.get("KIT_DATABASE", "{}"))  # noqa: F405
-if "KIT_CACHES" in os.environ:
-    CACHES = json.loads(os.environ["KIT_CACHES"])
 if "KIT_LOGGING" in os.environ:
     LOGGING = json.loads(os.environ["KIT_LOGGING"])
 if "KIT_OTHER_ALIAS" in os.environ:

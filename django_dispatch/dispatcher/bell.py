@@ -11,10 +11,10 @@ from ..wakeups.arq import ArqListener, open_client
 from ..wakeups.base import Wakeup
 from ..wakeups.breaker import Breaker
 from .backoff import Backoff
-from .listening import LONGEST_PROOF_SECONDS
 from .stats import Stats
 
 SOURCE = "arq"
+PROOF_SECONDS = 5.0
 
 
 def open_bell(
@@ -46,5 +46,5 @@ def open_bell(
         on_failed=fail,
         on_proved=succeed,
         on_echo=lambda seconds: stats.count_echo(SOURCE, seconds),
-        proof_seconds=min(max(settings.poll_interval_seconds, 1.0), LONGEST_PROOF_SECONDS),
+        proof_seconds=PROOF_SECONDS,
     )

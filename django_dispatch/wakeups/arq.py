@@ -19,6 +19,7 @@ from .base import Wakeup
 CONNECT_SECONDS = 1.0
 CALL_SECONDS = 0.2
 TAKE_SECONDS = 5.0
+ANSWER_SECONDS = 3.0  # the listener is in no hurry
 # What a connection is made of, as both kinds of client name it. Parsers, retries and the like belong to one kind.
 CONNECTION_KEYS = {
     *("host", "port", "path", "db", "username", "password", "credential_provider", "client_name"),
@@ -159,7 +160,7 @@ class ArqListener:
         client = self._client = self._open_client()
         try:
             async with client.pubsub(ignore_subscribe_messages=True) as pubsub:
-                async with asyncio.timeout(CONNECT_SECONDS):
+                async with asyncio.timeout(ANSWER_SECONDS):
                     await pubsub.subscribe(jobs.CHANNEL)
                 async with asyncio.TaskGroup() as parts:
                     parts.create_task(self._hear(pubsub), name="hear")
@@ -184,17 +185,12 @@ class ArqListener:
                 self._sent_at = None
 
     async def _take(self, client: Any) -> None:
-        from redis.exceptions import ResponseError
-
         while True:
             try:
-                async with asyncio.timeout(TAKE_SECONDS + CONNECT_SECONDS):
+                async with asyncio.timeout(TAKE_SECONDS + ANSWER_SECONDS):
                     found = await client.bzpopmin(jobs.QUEUE, timeout=TAKE_SECONDS)
-            except ResponseError as error:
-                if not str(error).startswith(WRONG_TYPE):
-                    raise
-                self._on_refused()
-                await client.delete(jobs.QUEUE)  # whatever it is, no wakeup could come any more
+            except Exception as error:
+                await self._mend(error)
                 continue
             if found is None:
                 continue
@@ -203,7 +199,7 @@ class ArqListener:
             if wakeup is None:
                 self._on_refused()
                 continue
-            async with asyncio.timeout(CONNECT_SECONDS), client.pipeline(transaction=True) as pipe:
+            async with asyncio.timeout(ANSWER_SECONDS), client.pipeline(transaction=True) as pipe:
                 jobs.take(pipe, name, wakeup)
                 await pipe.execute()
 
@@ -229,12 +225,23 @@ class ArqListener:
                 await asyncio.sleep(self._proof_seconds)
 
     async def _put(self, wakeup: Wakeup) -> None:
-        async with asyncio.timeout(CONNECT_SECONDS), self._client.pipeline(transaction=True) as pipe:
+        async with asyncio.timeout(ANSWER_SECONDS), self._client.pipeline(transaction=True) as pipe:
             jobs.put(pipe, wakeup)
-            await pipe.execute()
+            try:
+                await pipe.execute()
+            except Exception as error:
+                await self._mend(error)
+
+    async def _mend(self, error: Exception) -> None:
+        """If somebody has put something else where the queue is, take it away: no wakeup could come any more."""
+        if WRONG_TYPE not in str(error):
+            raise error
+        self._on_refused()
+        async with asyncio.timeout(ANSWER_SECONDS):
+            await self._client.delete(jobs.QUEUE)
 
 
 async def _close(client: Any) -> None:
     with contextlib.suppress(Exception):
-        async with asyncio.timeout(CONNECT_SECONDS):
+        async with asyncio.timeout(ANSWER_SECONDS):
             await client.aclose(close_connection_pool=True)

@@ -39,8 +39,8 @@ class Breaker:
             if is_first:
                 self._failing_since = now
         if is_first:
-            text = str(error).strip().split("\n", 1)[0] or type(error).__name__
-            logger.warning("Wakeups by Redis fail: %s. Runs are found without them.", text)
+            text = str(error).strip().split("\n", 1)[0].rstrip(".")
+            logger.warning("Wakeups by Redis fail: %s. Runs are found without them.", text or _name_of(error))
 
     def succeeded(self) -> None:
         """Note that it works; log it if it did not."""
@@ -50,3 +50,7 @@ class Breaker:
             since, self._failing_since = self._failing_since, None
         if since is not None:
             logger.warning("Wakeups by Redis work again, after %.1f s.", self._clock() - since)
+
+
+def _name_of(error: Exception) -> str:
+    return "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__

