@@ -108,7 +108,7 @@ def _common(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 class ArqListener:
-    """Takes jobs and passes them on to all; calls ``on_wakeup`` for each that was passed on, by itself or by others.
+    """Takes jobs and passes them on to all; calls ``on_wakeup`` for each that it or another has taken.
 
     ``on_connected`` follows each connection: then look at the table. ``on_refused`` is told of what is no wakeup. When
     nothing was heard for ``proof_seconds``, a job is put for ourselves, and must come within as many; ``on_echo`` hears
@@ -173,13 +173,14 @@ class ArqListener:
 
     async def _hear(self, pubsub: Any) -> None:
         async for message in pubsub.listen():
-            wakeup = Wakeup.parse(message["data"].decode(errors="replace"))
+            taker, wakeup = jobs.read(message["data"].decode(errors="replace"))
             if wakeup is None:
                 self._on_refused()
                 continue
             self._heard.set()
             if wakeup.kind != "test":
-                self._on_wakeup(wakeup)
+                if taker != self._mark:  # else it was heard when it was taken
+                    self._on_wakeup(wakeup)
             elif wakeup.value == self._mark and self._sent_at is not None:
                 self._on_echo(time.monotonic() - self._sent_at)
                 self._sent_at = None
@@ -194,13 +195,14 @@ class ArqListener:
                 continue
             if found is None:
                 continue
-            name = found[1].decode(errors="replace")
-            wakeup = jobs.wakeup_of(name)
+            wakeup = jobs.wakeup_of(found[1].decode(errors="replace"))
             if wakeup is None:
                 self._on_refused()
                 continue
+            if wakeup.kind != "test":  # a proof must make the whole way
+                self._on_wakeup(wakeup)
             async with asyncio.timeout(ANSWER_SECONDS), client.pipeline(transaction=True) as pipe:
-                jobs.take(pipe, name, wakeup)
+                jobs.pass_on(pipe, wakeup, self._mark)
                 await pipe.execute()
 
     async def _prove(self) -> None:

@@ -38,10 +38,16 @@ def put(pipe: Any, wakeup: Wakeup) -> None:
     pipe.pexpire(QUEUE, round(QUEUE_SECONDS * 1000))
 
 
-def take(pipe: Any, name: str, wakeup: Wakeup) -> None:
+def pass_on(pipe: Any, wakeup: Wakeup, taker: str) -> None:
     """Add the commands of who has taken a job: first the next of its id may come, then everybody is told of this."""
-    pipe.delete(JOB_KEY + name)
-    pipe.publish(CHANNEL, wakeup.encode())
+    pipe.delete(JOB_KEY + job_id(wakeup))
+    pipe.publish(CHANNEL, f"{taker} {wakeup.encode()}")
+
+
+def read(message: str) -> tuple[str, Wakeup | None]:
+    """Return who has passed a wakeup on, and the wakeup; None if it is none."""
+    taker, _, payload = message.partition(" ")
+    return taker, Wakeup.parse(payload)
 
 
 def serialize(job: dict[str, Any]) -> bytes:
