@@ -22,7 +22,7 @@ from django_dispatch.wakeups import redis as ringing
 from django_dispatch.wakeups.arq import create_arq_pool, enqueue_wakeup, open_client
 from django_dispatch.wakeups.base import Wakeup
 from django_dispatch.wakeups.breaker import Breaker
-from testproject.redis_server import RedisServer, program
+from testproject.redis_server import RedisServer
 from tests.kit import tasks
 from tests.kit.fixtures import Kit
 from tests.kit.waiting import wait_for
@@ -243,25 +243,25 @@ def proves_both_ways(caches: dict[str, Any], redis: RedisServer) -> None:
 
 
 @pytest.mark.parametrize("place", ["url", "option"])
-def test_a_password_as_django_redis_takes_it(tmp_path: Path, place: str) -> None:
+def test_a_password_as_django_redis_takes_it(tmp_path: Path, redis_program: str, place: str) -> None:
     with RedisServer(tmp_path, password="open sesame") as redis:
         bare = f"redis://127.0.0.1:{redis.port}/0"
         url = bare if place == "option" else bare.replace("//", "//:open%20sesame@")
         proves_both_ways(cache(url, **({"PASSWORD": "open sesame"} if place == "option" else {})), redis)
 
 
-def test_a_unix_socket(tmp_path: Path) -> None:
+def test_a_unix_socket(tmp_path: Path, redis_program: str) -> None:
     with RedisServer(tmp_path, "--unixsocket", str(tmp_path / "s")) as redis:
         proves_both_ways(cache(f"unix://{tmp_path}/s?db=0"), redis)
 
 
-def test_sentinels(tmp_path: Path, redis: RedisServer) -> None:
+def test_sentinels(tmp_path: Path, redis_program: str, redis: RedisServer) -> None:
     """The server is the one that they name."""
     config = tmp_path / "sentinel.conf"
     config.write_text(f"sentinel monitor shop 127.0.0.1 {redis.port} 1\n")
     sentinel = RedisServer(tmp_path)
     process = subprocess.Popen(
-        [str(program()), str(config), "--sentinel", "--port", str(sentinel.port), "--bind", "127.0.0.1"],
+        [redis_program, str(config), "--sentinel", "--port", str(sentinel.port), "--bind", "127.0.0.1"],
         stdout=subprocess.DEVNULL,
     )
     try:

