@@ -8,9 +8,11 @@ django_dispatch.E002  ``DISPATCH["DATABASE"]`` is no alias of ``DATABASES``
 django_dispatch.E003  ``DISPATCH["DATABASE"]`` is not PostgreSQL
 django_dispatch.E004  psycopg 3 cannot be imported, often for want of libpq; Django falls back to psycopg2 silently
 django_dispatch.E005  a task module cannot be imported
+django_dispatch.E006  ``WAKEUPS`` has ``"arq"``, but django-redis or arq is not installed
+django_dispatch.E007  ``WAKEUPS`` has ``"arq"``, but ``DISPATCH["REDIS"]`` is no cache of django-redis
 django_dispatch.W001  LISTEN would go through a transaction pooler, where it hears nothing
 django_dispatch.W002  psycopg runs in its pure Python implementation
-django_dispatch.W003  ``DISPATCH["NOTIFY_CHANNELS"]`` names channels, but ``WAKEUPS`` is empty: nobody listens
+django_dispatch.W003  ``DISPATCH["NOTIFY_CHANNELS"]`` is set, but ``WAKEUPS`` has no ``"pg_notify"``: nobody listens
 django_dispatch.W004  ``DISPATCH["METRICS_PORT"]`` is set, but prometheus-client is not installed
 django_dispatch.W005  a schedule has a problem; only with ``check --database``, which asks the database
 ====================  ==========================================================================================
@@ -20,6 +22,7 @@ that names ``requires_system_checks = [SETTINGS_TAG]`` leaves E005 out.
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from importlib import import_module
 from typing import Any
 
 from django.apps import AppConfig
@@ -29,12 +32,14 @@ from django.db import DatabaseError, connections
 
 from django_dispatch import conf
 from django_dispatch.metrics import HINT, can_be_exposed
+from django_dispatch.wakeups.redis import is_django_redis
 
 SETTINGS_TAG = "django_dispatch"
 TASKS_TAG = "django_dispatch_tasks"
 
 PGBOUNCER_PORT = "6432"
 MOST_SCHEDULES = 20
+REDIS_PACKAGES = ("django_redis", "arq")
 
 
 def register_checks() -> None:
@@ -49,7 +54,7 @@ def check_settings(app_configs: Sequence[AppConfig] | None = None, **_: Any) -> 
     found, problems = conf.examine(getattr(settings, "DISPATCH", {}))
     if found is None:
         return [Error(problem.message, hint=problem.hint, id="django_dispatch.E001") for problem in problems]
-    return [*_database_messages(found), *_metrics_messages(found)]
+    return [*_database_messages(found), *_redis_messages(found), *_metrics_messages(found)]
 
 
 def check_tasks(app_configs: Sequence[AppConfig] | None = None, **_: Any) -> list[CheckMessage]:
@@ -113,13 +118,42 @@ def _database_messages(found: conf.DispatchSettings) -> Iterator[CheckMessage]:
             hint="Set DISPATCH['LISTEN_DSN'] to a direct connection, or DISPATCH['WAKEUPS'] to [] to poll only.",
             id="django_dispatch.W001",
         )
-    if found.notify_channels and not found.wakeups:
+    if found.notify_channels and "pg_notify" not in found.wakeups:
         yield Warning(
-            f"Nobody hears {', '.join(sorted(found.notify_channels))}: DISPATCH['WAKEUPS'] is [].",
-            hint="Set DISPATCH['WAKEUPS'] to [\"pg_notify\"], or remove NOTIFY_CHANNELS.",
+            f"Nobody hears {', '.join(sorted(found.notify_channels))}: DISPATCH['WAKEUPS'] has no 'pg_notify'.",
+            hint="Add \"pg_notify\" to DISPATCH['WAKEUPS'], or remove NOTIFY_CHANNELS.",
             id="django_dispatch.W003",
         )
     yield from _psycopg_messages()
+
+
+def _redis_messages(found: conf.DispatchSettings) -> Iterator[CheckMessage]:
+    if "arq" not in found.wakeups:
+        return
+    missing = [name for name in REDIS_PACKAGES if not _can_import(name)]
+    if missing:
+        yield Error(
+            f"DISPATCH['WAKEUPS'] has 'arq', but {' and '.join(missing)} cannot be imported.",
+            hint="pip install \"django-dispatch[redis]\", or leave 'arq' out.",
+            id="django_dispatch.E006",
+        )
+        return
+    aliases = settings.CACHES
+    if found.redis not in aliases or not is_django_redis(found.redis):
+        what = "CACHES has no such alias" if found.redis not in aliases else "that cache is not django-redis"
+        yield Error(
+            f"DISPATCH['REDIS'] is {found.redis!r}, but {what}.",
+            hint="Name an alias of CACHES whose BACKEND is 'django_redis.cache.RedisCache'.",
+            id="django_dispatch.E007",
+        )
+
+
+def _can_import(name: str) -> bool:
+    try:
+        import_module(name)
+    except ImportError:
+        return False
+    return True
 
 
 def _metrics_messages(found: conf.DispatchSettings) -> Iterator[CheckMessage]:

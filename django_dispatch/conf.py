@@ -25,6 +25,7 @@ MAX_SLOTS = 512
 MAX_NODE_LENGTH = 200
 MAX_QUEUE_LENGTH = 100
 WAKEUP_CHANNEL = "django_dispatch"
+WAKEUPS = ("pg_notify", "arq")
 MAX_CHANNEL_BYTES = 63  # PostgreSQL cuts a longer name off
 LONGEST_SECONDS = 10 * 365 * 86_400.0
 # Their values may hold a password, which must not reach a log by way of an error message.
@@ -161,8 +162,9 @@ def _queue_limits(value: Any) -> Mapping[str, Limit]:
 
 
 def _wakeups(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple) or any(name != "pg_notify" for name in value) or len(value) > 1:
-        raise _Invalid('must be ["pg_notify"], or [] to find work by polling alone')
+    is_list = isinstance(value, list | tuple)
+    if not is_list or any(name not in WAKEUPS for name in value) or len(set(value)) != len(value):
+        raise _Invalid(f"must be a list of {' and '.join(map(repr, WAKEUPS))}, or [] to find work by polling alone")
     return tuple(value)
 
 
@@ -210,6 +212,7 @@ class DispatchSettings:
     database: str = _key(_text, "default")
     wakeups: tuple[str, ...] = _key(_wakeups, ("pg_notify",))
     listen_dsn: str | None = _key(_optional_text, None)
+    redis: str = _key(_text, "default")
     poll_interval_seconds: float = _key(lambda v: _seconds(v, minimum=0.01, maximum=3600), 1.0)
     # control commands, and runs that come as messages
     control_channel: str = _key(_channel, "django_dispatch_control")

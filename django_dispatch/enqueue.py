@@ -204,8 +204,7 @@ def enqueue(new: NewRun) -> "Run":
     wakeup = _wakeup(new, is_due=True)
     if not new.has_moments and may_ride(using, wakeup):
         recorded, is_sent = store.enqueue_and_wake(using, new, CHANNEL, wakeup.encode())
-        if not is_sent:
-            wake_now(using, wakeup)
+        wake_now(using, wakeup, is_notified=is_sent)
     else:
         recorded = store.enqueue(using, new)
         wake_after_commit(using, _wakeup(new, is_due=recorded.status != "SCHEDULED"))

@@ -1,5 +1,6 @@
 """Settings of the shop. DATABASE_URL names another database than the embedded one, STATE_DIR another home for files."""
 
+import json
 import os
 from pathlib import Path
 
@@ -56,6 +57,10 @@ DATABASES = {"default": postgres.django_database(os.environ.get("DATABASE_URL") 
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 DISPATCH: dict[str, object] = {}
+if "WAKEUPS" in os.environ:
+    DISPATCH["WAKEUPS"] = json.loads(os.environ["WAKEUPS"])
+if "REDIS_URL" in os.environ:
+    CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": os.environ["REDIS_URL"]}}
 
 MAIL_TO_FILES = "django.core.mail.backends.filebased.EmailBackend"
 if django.VERSION >= (6, 1):

@@ -103,7 +103,10 @@ def test_w002_the_python_implementation_of_psycopg(
 
 def test_w003_nobody_listens_to_the_channels_of_messages(settings: Any, add_database: Callable[..., None]) -> None:
     add_database("queue")
-    settings.DISPATCH = {"DATABASE": "queue", "NOTIFY_CHANNELS": {"jobs": "default"}, "WAKEUPS": []}
+    settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://nowhere"}}
+    settings.DISPATCH = {"DATABASE": "queue", "NOTIFY_CHANNELS": {"jobs": "default"}, "WAKEUPS": ["arq"]}
+    assert ids_of(checks.check_settings()) == ["django_dispatch.W003"]
+    settings.DISPATCH |= {"WAKEUPS": []}
     assert ids_of(checks.check_settings()) == ["django_dispatch.W003"]
     settings.DISPATCH |= {"WAKEUPS": ["pg_notify"]}
     assert checks.check_settings() == []

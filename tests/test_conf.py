@@ -34,7 +34,7 @@ SECONDS = ["POLL_INTERVAL", "LEASE_TTL", "CANCEL_GRACE", "SHUTDOWN_TIMEOUT", "EX
 OPTIONAL_SECONDS = ["RENEW_INTERVAL", "LEASE_MARGIN", "DEFAULT_TIMEOUT", "EXECUTOR_MAX_AGE", "PRIORITY_AGING"]
 COUNTS = ["PROCESSES", "ASYNC_CONCURRENCY", "CLAIM_LIMIT", "MAX_INTERRUPTIONS"]
 OPTIONAL_COUNTS = ["EXECUTOR_MAX_RUNS", "EXECUTOR_MAX_MEMORY_MB"]
-TEXTS = ["DATABASE", "LISTEN_DSN", "NODE", "CONTROL_CHANNEL", "METRICS_HOST"]
+TEXTS = ["DATABASE", "LISTEN_DSN", "NODE", "CONTROL_CHANNEL", "METRICS_HOST", "REDIS"]
 QUEUES = ["QUEUES", "QUEUE_WEIGHTS", "QUEUE_LIMITS"]
 OTHERS = ["WAKEUPS", *QUEUES, "RETENTION", "NOTIFY_CHANNELS", "METRICS_PORT", "LOG_FORMAT"]
 KEYS = [*SECONDS, *OPTIONAL_SECONDS, *COUNTS, *OPTIONAL_COUNTS, *TEXTS, *OTHERS]
@@ -153,7 +153,9 @@ def test_queue_weights_refuse_all_but_whole_numbers_by_queue(value: Any) -> None
     assert [problem.key for problem in refused({"QUEUE_WEIGHTS": value})] == ["QUEUE_WEIGHTS"]
 
 
-@pytest.mark.parametrize("value", [None, "pg_notify", {"pg_notify"}, ["pg_notify"] * 2, ["redis"], [None], [[]], 1])
+@pytest.mark.parametrize(
+    "value", [None, "pg_notify", {"pg_notify"}, ["pg_notify"] * 2, ["arq"] * 2, ["redis"], [None], [[]], 1]
+)
 def test_wakeups_refuse_all_but_the_known_ones(value: Any) -> None:
     assert [problem.key for problem in refused({"WAKEUPS": value})] == ["WAKEUPS"]
 

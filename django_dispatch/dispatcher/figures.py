@@ -159,7 +159,7 @@ def _lease(dispatcher: "Dispatcher") -> Iterator[Family]:
 
 
 def _wakeups(dispatcher: "Dispatcher") -> Iterator[Family]:
-    stats, listener = dispatcher.stats, dispatcher.listener
+    stats, listener, bell = dispatcher.stats, dispatcher.listener, dispatcher.bell
     yield counter(
         "django_dispatch_wakeups_received_total", "Wakeups received.", ("source", "kind"), stats.wakeups_received
     )
@@ -175,6 +175,16 @@ def _wakeups(dispatcher: "Dispatcher") -> Iterator[Family]:
             "1 if the listening connection stands.",
             (),
             {(): int(listener.is_connected)},
+        )
+    if bell is not None:
+        yield gauge(
+            "django_dispatch_redis_connected", "1 if wakeups by Redis are proved.", (), {(): int(bell.is_connected)}
+        )
+        yield counter(
+            "django_dispatch_wakeups_refused_total",
+            "What came where wakeups come, and is none.",
+            ("source",),
+            {(source,): number for source, number in stats.wakeups_refused.items()},
         )
 
 

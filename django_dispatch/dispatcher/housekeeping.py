@@ -221,6 +221,10 @@ class Housekeeping:
                 return
             await asyncio.sleep(0.05)
 
+    def poll_soon(self) -> None:
+        """There may be something to claim, nobody knows in which queue."""
+        self._hurries["poll"].set()
+
     def schedules_soon(self) -> None:
         """There is a schedule that may be due before the one that was next."""
         self._hurries["schedules"].set()

@@ -23,11 +23,13 @@ from ..messages import Outcome
 from ..patterns import private_queue
 from ..store.base import ClaimedRun, NewLease
 from ..store.postgres import open_store
+from ..wakeups.arq import ArqListener
 from ..wakeups.base import Wakeup
 from ..wakeups.pg_notify import Listener
 from . import process
 from .answering import Answering
 from .backlogs import Backlogs
+from .bell import open_bell
 from .children import Children
 from .claims import Claims
 from .executor import Flight
@@ -104,6 +106,7 @@ class Dispatcher:
         self.answering = Answering(self, self.sessions.line)
         self.pool.on_aside = self.answering.on_aside
         self.listener = self._make_listener()
+        self.bell = self._make_bell()
         self.backlogs = Backlogs(self.store, self._tasks.soon)
         self.health = Health(self)
         self.service_manager = ServiceManager(self.health)
@@ -195,7 +198,7 @@ class Dispatcher:
             queue_limits=self.settings.queue_limits,
             aging_seconds=self.settings.priority_aging_seconds,
             own_lease=lambda: self.claims.lease_id,
-            on_ready=self.looks.on_ready,
+            on_ready=self._on_ready,
             is_listening=self._is_listening,
             trouble=self.trouble,
             stats=self.stats,
@@ -219,9 +222,19 @@ class Dispatcher:
             self.store,
             self.trouble,
             self.stats,
-            on_wakeup=self._on_wakeup,
+            on_wakeup=lambda wakeup: self._on_wakeup("pg_notify", wakeup),
             on_connected=self._on_listening,
             on_message=self.answering.on_message,
+        )
+
+    def _make_bell(self) -> ArqListener | None:
+        if "arq" not in self.settings.wakeups:
+            return None
+        return open_bell(
+            self.settings,
+            self.stats,
+            on_wakeup=lambda wakeup: self._on_wakeup("arq", wakeup),
+            on_connected=self._on_listening,
         )
 
     # the life
@@ -245,6 +258,8 @@ class Dispatcher:
             self._tasks.own(name, self.housekeeping.repeat(name, seconds, step))
         if self.listener is not None:
             self._tasks.own("listener", self.listener.run())
+        if self.bell is not None:
+            self._tasks.own("bell", self.bell.run())
         if self.settings.metrics_port:
             self._tasks.own("http", self.http.run())
         self._tasks.own("service manager", self.service_manager.run())
@@ -322,10 +337,19 @@ class Dispatcher:
         self.housekeeping.learn_neighbours()
         self._tasks.own("look afresh", self.looks.look_afresh())
 
-    def _on_wakeup(self, wakeup: Wakeup) -> None:
-        self.stats.wakeups_received["pg_notify", wakeup.kind] += 1
+    def _on_ready(self, queues: Sequence[str]) -> None:
+        """These queues have READY runs since we looked after them; housekeeping tells the others over PostgreSQL."""
+        self.looks.on_ready(queues)
+        if self.bell is not None:
+            for queue in queues:
+                self._tasks.soon("ring", self.bell.ring(Wakeup("ready", queue)))
+
+    def _on_wakeup(self, source: str, wakeup: Wakeup) -> None:
+        self.stats.wakeups_received[source, wakeup.kind] += 1
         if wakeup.kind == "ready":
             self.looks.on_ready([wakeup.value])
+        elif wakeup.kind == "run":
+            self.housekeeping.poll_soon()
         elif wakeup.kind == "scheduled":
             self._on_scheduled()
         elif wakeup.kind == "blocked":

@@ -65,6 +65,8 @@ class Stats:
     """By kind: see docs/control.md."""
     wakeups_received: Counter[tuple[str, str]] = field(default_factory=Counter)
     """By source and kind."""
+    wakeups_refused: Counter[str] = field(default_factory=Counter)
+    """By source: what came there and is no wakeup."""
     wakeup_seconds: dict[str, Histogram] = field(default_factory=dict)
     """By source: from the sending of a wakeup to ourselves to its arrival."""
     runs_enqueued: Counter[tuple[str, str]] = field(default_factory=Counter)

@@ -15,13 +15,13 @@ CHANNEL = WAKEUP_CHANNEL
 ANY_KEY = "queue:"
 MOST_KEYS = 20
 
-WakeupKind = Literal["ready", "scheduled", "blocked", "cancel", "lease", "schedule", "test"]
+WakeupKind = Literal["ready", "run", "scheduled", "blocked", "cancel", "lease", "schedule", "test"]
 
 
 @dataclass(frozen=True, slots=True)
 class Wakeup:
-    """``ready``: a queue may have READY runs; ``scheduled``: it has one that is due later; ``blocked``: a
-    run waits at a limit, or a place there is free.
+    """``ready``: a queue may have READY runs; ``run``: this run may be one; ``scheduled``: a queue has one that is due
+    later; ``blocked``: a run waits at a limit, or a place there is free.
 
     ``cancel``: a lease's runs were asked to stop; ``lease``: a dispatcher of a host took a lease; ``schedule``: the
     rule of one has changed; ``test``: an echo.
@@ -31,7 +31,7 @@ class Wakeup:
     value: str
 
     def encode(self) -> str:
-        """Return the payload: the kind, a colon, and the queue, key, lease id, host or (for a test) any text."""
+        """Return the payload: the kind, a colon, and the queue, run, key, lease, host or (for a test) any text."""
         return f"{self.kind}:{self.value}"
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Send wakeups over PostgreSQL, after the commit, from whichever process enqueued or cancelled.
+"""Send wakeups, over PostgreSQL and Redis, after the commit, from whichever process enqueued or cancelled.
 
 A NOTIFY inside a transaction holds an instance-wide lock over its WAL flush. So one goes out after the caller's
 commit, in a statement of its own, and thinned: what the bucket swallows is found when dispatchers look again. Only an
@@ -70,10 +70,21 @@ def may_ride(using: str, wakeup: Wakeup) -> bool:
     """Return whether the statement that enqueues may send the wakeup: it is alone, and a token was there, now taken."""
     connection = connections[using]
     is_alone = not connection.in_atomic_block and connection.get_autocommit()
-    return bool(conf.current().wakeups) and is_alone and _has_token(wakeup)
+    return "pg_notify" in conf.current().wakeups and is_alone and _has_token(wakeup)
 
 
-def wake_now(using: str, wakeup: Wakeup) -> None:
+def wake_now(using: str, wakeup: Wakeup, *, is_notified: bool = False) -> None:
+    """Send the wakeup on every way there is; ``is_notified``: PostgreSQL has sent it. Never raises."""
+    wakeups = conf.current().wakeups
+    if "pg_notify" in wakeups and not is_notified:
+        _notify(using, wakeup)
+    if "arq" in wakeups:
+        from .redis import ring
+
+        ring(wakeup)
+
+
+def _notify(using: str, wakeup: Wakeup) -> None:
     """Send the wakeup in a statement of its own. One that cannot be sent is logged, and found by polling."""
     try:
         with connections[using].cursor() as cursor:

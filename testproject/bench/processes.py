@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import psutil
 
@@ -15,10 +15,10 @@ PATIENCE_SECONDS = 120.0
 class Dispatcher:
     """One ``manage.py rundispatcher`` on a database, and the processes that it started."""
 
-    def __init__(self, url: str, *options: str) -> None:
+    def __init__(self, url: str, *options: str, env: Mapping[str, str] | None = None) -> None:
         self._popen = subprocess.Popen(
             [sys.executable, "manage.py", "rundispatcher", "-v0", "--no-reload", "--metrics-port=0", *options],
-            env=environment(url),
+            env=environment(url) | dict(env or {}),
         )
         self.process = psutil.Process(self._popen.pid)
 

@@ -8,6 +8,7 @@ cut          end database sessions by their role
 relay        a TCP relay before PostgreSQL that forwards, holds, swallows or refuses
 network      hosts in network namespaces, each with a link that can be cut
 server       a PostgreSQL of the test's own for the runs, to stop and start, beside the ledger's
+redis        a redis-server of the test's own, to stop, freeze and flush
 dispatchers  real ``rundispatcher`` processes, their families, their logs
 wait_for     poll until it is so; fail with the last value
 ===========  =====================================================================================================

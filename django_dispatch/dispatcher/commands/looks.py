@@ -82,12 +82,18 @@ async def main(dispatcher: "Dispatcher", data: Mapping[str, Any]) -> dict[str, A
 
 async def producers(dispatcher: "Dispatcher", data: Mapping[str, Any]) -> dict[str, Any]:
     """Say where runs come from: wakeups, messages, schedules, the poll."""
-    settings, stats, listener = dispatcher.settings, dispatcher.stats, dispatcher.listener
+    settings, stats, received = dispatcher.settings, dispatcher.stats, dispatcher.stats.wakeups_received
+    listener, bell = dispatcher.listener, dispatcher.bell
     return {
         "listener": {
             "is_enabled": listener is not None,
             "is_connected": listener is not None and listener.is_connected,
-            "wakeups_received": stats.wakeups_received.total(),
+            "wakeups_received": sum(number for (source, _), number in received.items() if source == "pg_notify"),
+        },
+        "redis": {
+            "is_enabled": bell is not None,
+            "is_connected": bell is not None and bell.is_connected,
+            "wakeups_received": sum(number for (source, _), number in received.items() if source == "arq"),
         },
         "messages": {
             "channels": dict(settings.notify_channels),

@@ -116,7 +116,7 @@ def banner(settings: DispatchSettings) -> str:
     """Say what this dispatcher serves, and how."""
     from ...dispatcher.looks import LISTENING_FACTOR
 
-    seconds = settings.poll_interval_seconds * (LISTENING_FACTOR if settings.wakeups else 1)
+    seconds = settings.poll_interval_seconds * (LISTENING_FACTOR if "pg_notify" in settings.wakeups else 1)
     return BANNER.format(
         version=package_version(),
         node=settings.node,

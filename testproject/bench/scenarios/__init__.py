@@ -16,13 +16,14 @@ from .limits import limits
 from .notify import notify
 from .recovery import dead_host, kill
 from .slots import busy, mixed
+from .wakeups import wakeups
 from .writes import writes
 
 SCENARIOS: dict[str, Callable[[Ground], Iterator[Finding]]] = {
     function.__name__: function
     for function in (
         *(drain, scale, busy, mixed),
-        *(idle_latency, loaded_latency, delays, kill, dead_host),
+        *(idle_latency, wakeups, loaded_latency, delays, kill, dead_host),
         *(enqueue, bulk, notify),
         *(growth, limits, memory, renewal, fleet),
         *(bloat, writes),

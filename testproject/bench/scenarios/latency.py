@@ -42,9 +42,9 @@ def idle_latency(ground: Ground) -> Iterator[Finding]:
             ground.sql.execute("CREATE TABLE IF NOT EXISTS bench_bare (id bigserial, args jsonb)")
             wait_for(lambda: marks.marked_at(BARE), "the listener")
             for _ in range(WARM_UP + ground.size(400, 100)):
-                ours.append(_time(OURS, lambda: tasks.mark.delay(OURS)))
+                ours.append(time_until_marked(OURS, lambda: tasks.mark.delay(OURS)))
                 time.sleep(PAUSE_SECONDS)
-                bare.append(_time(BARE, lambda: ground.sql.execute(INSERT_AND_NOTIFY, prepare=True)))
+                bare.append(time_until_marked(BARE, lambda: ground.sql.execute(INSERT_AND_NOTIFY, prepare=True)))
                 time.sleep(PAUSE_SECONDS)
     finally:
         listener.terminate()
@@ -56,7 +56,7 @@ def idle_latency(ground: Ground) -> Iterator[Finding]:
     yield Finding(f"{what}, p99", "ms", ours, bare, f"{name}, p99", at=0.99, target=Target("at most", 4))
 
 
-def _time(index: int, send: Callable[[], object]) -> float:
+def time_until_marked(index: int, send: Callable[[], object]) -> float:
     """Send; return the milliseconds until the other side has marked ``index``."""
     before = time.monotonic_ns()
     send()
