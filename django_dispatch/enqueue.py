@@ -31,7 +31,7 @@ MAX_QUEUE_LENGTH = 100
 MAX_ATTEMPTS = 32_767
 MAX_IDEMPOTENCY_KEY_LENGTH = 255
 # What every run is at first, and what is not null in it.
-AT_FIRST = {"epoch": 0, "attempt": 0, "failures": 0, "interruptions": 0, "places": 0, "source": "app"}
+AT_FIRST = {"epoch": 0, "attempt": 0, "failures": 0, "interruptions": 0, "places": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +285,8 @@ def _run(using: str, new: NewRun, recorded: store.Recorded) -> "Run":
         "rate_amount": new.rate_amount,
         "rate_seconds": new.rate_seconds,
         "blocked_by": new.blocked_by if recorded.status == "BLOCKED" else None,
+        "schedule_id": new.schedule_id,
+        "source": "app" if new.schedule_id is None else "schedule",
         "meta": _value(new.meta),
         "errors": [],
     }

@@ -11,8 +11,8 @@ from django.db import DataError, IntegrityError, connection, transaction
 from django.db.models.functions import Now
 
 from django_dispatch.models import Run, Schedule, Status
-from django_dispatch.store.base import Store
-from django_dispatch.store.schedule_rows import Declaration, DueSchedule, Firing, StartRun
+from django_dispatch.store.base import NewRun, Store
+from django_dispatch.store.schedule_rows import Declaration, DueSchedule, Firing
 from tests.wakeups import Ear
 
 from .tables import acquire, add_run, claim
@@ -370,7 +370,9 @@ class TestUnknown:
 
 
 def test_a_start_is_one_run_however_often_it_is_said(store: Store) -> None:
-    run = StartRun("start:1:shop.warm", "shop.warm", "mail", 3, "fail", "a node")
+    run = NewRun(
+        "shop.warm", queue="mail", priority=3, on_lost="fail", uuid="start:1:shop.warm", meta='{"on_start": "a node"}'
+    )
     store.enqueue_at_start([run])
     store.enqueue_at_start([run])
     store.enqueue_at_start([run._replace(uuid="start:2:shop.warm")])
