@@ -1,6 +1,7 @@
 """A database of a test's own on the suite's server."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 
 from django.db import connections
@@ -9,7 +10,8 @@ from django.db import connections
 @contextlib.contextmanager
 def own_database(alias: str) -> Iterator[str]:
     """Create an empty database under an alias of its own, and drop it in the end; its name is returned."""
-    name = f"test_{connections.settings['default']['NAME'].removeprefix('test_')}_{alias}"
+    # The default one may not be there yet, whose name would tell the workers apart.
+    name = f"test_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}_{alias}"
     connections.settings[alias] = connections.settings["default"] | {"NAME": name}
     default = connections.create_connection("default")
     try:

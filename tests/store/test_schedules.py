@@ -261,6 +261,13 @@ class TestWhoeverWrites:
         stale.save()
         assert (now_as(schedule).next_at, now_as(schedule).last_at, now_as(schedule).args) == (NEXT, SLOT, [2])
 
+    def test_a_save_of_who_made_it_does_not_undo_its_plan(self, store: Store) -> None:
+        schedule = Schedule.objects.create(name="a report", task=TASK, cron="0 12 * * *")
+        store.fire([firing(see(store)[0])])
+        schedule.args = [2]
+        schedule.save()
+        assert (now_as(schedule).next_at, now_as(schedule).args) == (NEXT, [2])
+
     def test_a_plan_of_an_unchanged_rule_does_not_go_back(self, store: Store) -> None:
         schedule = a_schedule(next_at=NEXT)
         Schedule.objects.filter(pk=schedule.pk).update(next_at=SLOT, planned_revision=0, revision=9)
