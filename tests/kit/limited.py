@@ -58,6 +58,12 @@ def whole(number: int = 0) -> None:
     """A limit of the task as a whole."""
 
 
+@task(bind=True, atomic=True, concurrency=1, on_duplicate="discard", unique_for=60)
+def atomic(ctx: TaskContext, number: int) -> None:
+    """One at once, whose success is part of its transaction."""
+    _body(ctx, "atomic", "")
+
+
 def _body(ctx: TaskContext, key: str, gate: str) -> None:
     with Entry(ctx, note=key) as entry:
         if gate:

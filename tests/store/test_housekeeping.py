@@ -94,6 +94,16 @@ class TestExpire:
         assert next_seconds is not None
         assert 45 < next_seconds <= 50
 
+    def test_it_says_where_places_are_free_now(self, store: Store) -> None:
+        late: dict[str, Any] = {"expires_at": LONG_AGO, "concurrency_key": "k"}
+        add_run(**late, places=1)
+        add_run(**late, status=Status.BLOCKED, blocked_by="k")
+        assert store.expire(limit=100).freed == ["k"]
+        add_run(**late, places=2, queue="q")
+        assert sorted(store.expire(limit=100).freed) == ["k", "queue:q"]
+        add_run(**late, status=Status.BLOCKED, blocked_by="k")
+        assert store.expire(limit=100).freed == []
+
     def test_the_limit_takes_the_first_to_expire(self, store: Store) -> None:
         runs = [add_run(expires_at=LONG_AGO - timedelta(days=age)) for age in (1, 3, 2)]
         assert store.expire(limit=2)[:2] == (2, None)
