@@ -37,6 +37,12 @@ def rated(ctx: TaskContext, key: str, number: int = 0) -> None:
     _body(ctx, key, "")
 
 
+@task(bind=True, concurrency=1, key="{key}")
+def each(ctx: TaskContext, key: str) -> None:
+    """One occurrence after the other."""
+    _body(ctx, key, "")
+
+
 @task(bind=True, on_duplicate="discard")
 def discard(ctx: TaskContext, number: int, gate: str = "", *, label: str = "") -> None:
     """Not while there is one with these arguments."""
