@@ -75,6 +75,8 @@ _ORDER = _store("postgres_limit", "test_sweeps_take_the_longest_due_without_an_i
 _ANY_ORDER = _store("any_order")
 _IDLE = _store("postgres_races", "test_an_idle_look_writes_nothing")
 _SCHEDULES = _store("schedules")
+_SCHEDULED_LIMITS = "tests/faults/test_scheduled_limits.py::"
+_MAKES_ROOM = (_SCHEDULED_LIMITS + "test_what_ends_in_its_own_transaction_makes_room_at_once_and_stays_unique",)
 _FIRE_LIMITED = _store("scheduled_limits")
 _DUE_SCHEDULES = _store("schedules", "TestDue")
 _FIRE = _store("schedules", "TestFire")
@@ -351,6 +353,9 @@ _OF_LIMITS = (
     (UNIQUE, "OR on_duplicate = 'replace' AND", "OR", _DUPLICATES),
     (UNIQUE, ' and new.on_duplicate != "replace"', "", _DUPLICATES),
     (UNIQUE, "            run.is_duplicate = True\n", "", _DUPLICATES),
+    (HOUSEKEEPING, "if freed:", "if False:", (_SCHEDULED_LIMITS + "test_places_of_what_expires_are_free_at_once",)),
+    (CLAIMS, "self._on_freed([ended.flight.run for ended in batch])",
+     "self._on_freed([e.flight.run for e in batch if e.outcome.verdict is not Verdict.COMMITTED])", _MAKES_ROOM),
     (ADMISSION, "if now >= self._sweep_at:", "if False:",
      (_LIMITED + "TestWhateverBecomesOfTheHolder::test_somebody_ends_it_by_sql",)),
 )  # fmt: skip
@@ -409,13 +414,10 @@ _OF_THE_CLAIMS = (
     (HOUSEKEEPING, 'self._hurries["promote"].set()', "pass", ("tests/test_delays.py",)),
 )  # fmt: skip
 
-_AT_ONCE = (
-    "tests/faults/test_scheduled_limits.py::test_what_ends_in_its_own_transaction_makes_room_at_once_and_stays_unique",
-)
 _OF_ATOMIC = (
     ("id = %(id)s AND epoch = %(epoch)s AND lease_id = %(lease)s AND status = 'RUNNING'", "id = %(id)s", _TAKEN_AWAY),
     ("bool(cursor.rowcount == 1)", "True", _TAKEN_AWAY),
-    ("CASE WHEN unique_until > clock_timestamp() THEN unique_key END", "NULL", _AT_ONCE),
+    ("CASE WHEN unique_until > clock_timestamp() THEN unique_key END", "NULL", _MAKES_ROOM),
 )
 
 MUTANTS = (
