@@ -247,6 +247,11 @@ class Task(Generic[P, R_co]):
             for one in self.schedules
         ]
 
+    def calls_of_its_own(self) -> list[tuple[list[Any], dict[str, Any]]]:
+        """Return the arguments of the runs that dispatchers enqueue because the task says so."""
+        calls = [(json.loads(one.args), json.loads(one.kwargs)) for one in self.schedules]
+        return [*calls, ([], {})] if self.on_start else calls
+
     def _queue_of(self, declaration: Declaration) -> str | None:
         """The queue of a call by schedule, if a function of its arguments says so; None: as the task says."""
         if isinstance(self.queue, str):

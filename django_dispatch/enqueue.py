@@ -35,7 +35,7 @@ Retention = Mapping[str, float | None]
 NOBODY = UUID(int=0)
 MAX_IDEMPOTENCY_KEY_LENGTH = 255
 # What every run is at first, and what is not null in it.
-AT_FIRST = {"epoch": 0, "attempt": 0, "failures": 0, "interruptions": 0, "places": 0, "source": "app"}
+AT_FIRST = {"epoch": 0, "attempt": 0, "failures": 0, "interruptions": 0, "places": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +330,8 @@ def _run(using: str, new: NewRun, recorded: store.Recorded) -> "Run":
         "rate_amount": new.rate_amount,
         "rate_seconds": new.rate_seconds,
         "blocked_by": new.blocked_by if recorded.status == "BLOCKED" else None,
+        "schedule_id": new.schedule_id,
+        "source": "app" if new.schedule_id is None else "schedule",
         "meta": _value(new.meta),
         "retention": None if new.retention is None else json.loads(new.retention),
         "errors": [],

@@ -3,17 +3,19 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from inspect import BoundArguments, Parameter, Signature
 from string import Formatter
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from .arguments import is_storable
 from .exceptions import InvalidArguments, InvalidOption
 from .rates import NO_LIMIT, Limit, Rate, check_concurrency, check_rate, shown
 
 OnDuplicate = Literal["parallel", "discard", "serial", "queue_one", "replace"]
+Call: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]
 # They run one at a time and in their order, so their key is a limit's key too.
 IN_ORDER = ("serial", "queue_one")
 # At most one of a key waits.
@@ -50,6 +52,8 @@ class Limits:
     key: str | Callable[..., str] | None = None
     has_key_elsewhere: bool = False
     """Its key is a function, which only the code of the task can call."""
+    known_keys: Mapping[str, str] = field(default_factory=dict)
+    """The keys that it comes to, of the calls that are known in advance; by their digests."""
     on_duplicate: OnDuplicate = "parallel"
     unique_seconds: float | None = None
 
@@ -67,6 +71,8 @@ class Limits:
         """
         if not self.is_any:
             return NO_KEYS
+        if self.has_key_elsewhere and given is None:
+            given = self.known_keys.get(_digest(_call_of(task, signature, args, kwargs)))
         if self.has_key_elsewhere and given is None:
             raise InvalidArguments(f"Task {task!r}: its key is a function, so that only its own code can enqueue it.")
         key = given if given is not None else _key_of(self.key, task, signature, args, kwargs)
@@ -131,8 +137,13 @@ def check_limits(
     return Limits(limit, template, on_duplicate=word, unique_seconds=unique_seconds)
 
 
-def as_document(limits: Limits, signature: Signature) -> dict[str, Any] | None:
-    """Return what is needed to apply the limits without the code of the task, as JSON; None if there are none."""
+def as_document(
+    limits: Limits, signature: Signature, *, task: str = "", calls: Iterable[Call] = ()
+) -> dict[str, Any] | None:
+    """Return what is needed to apply the limits without the code of the task, as JSON; None if there are none.
+
+    ``calls`` are those for which the key is to be known where the task's code is not.
+    """
     if not limits.is_any:
         return None
     rate = limits.limit.rate
@@ -141,6 +152,7 @@ def as_document(limits: Limits, signature: Signature) -> dict[str, Any] | None:
         "rate": None if rate is None else list(rate),
         "key": limits.key if isinstance(limits.key, str) else None,
         "has_key_elsewhere": callable(limits.key),
+        "known_keys": _known_keys(limits, signature, task, calls),
         "on_duplicate": limits.on_duplicate,
         "unique_seconds": limits.unique_seconds,
         "parameters": [
@@ -159,6 +171,7 @@ def from_document(document: Mapping[str, Any] | None) -> tuple[Limits, Signature
         Limit(document["concurrency"], None if rate is None else Rate(*rate)),
         document["key"],
         document["has_key_elsewhere"],
+        document["known_keys"],
         document["on_duplicate"],
         document["unique_seconds"],
     )
@@ -169,16 +182,26 @@ def from_document(document: Mapping[str, Any] | None) -> tuple[Limits, Signature
     return limits, Signature(parameters)
 
 
+def _known_keys(limits: Limits, signature: Signature, task: str, calls: Iterable[Call]) -> dict[str, str]:
+    """A call for which the function raises has no key, as it would have none elsewhere."""
+    known = dict[str, str]()
+    for args, kwargs in calls if callable(limits.key) else ():
+        with suppress(Exception):
+            key = _key_of(limits.key, task, signature, args, kwargs)
+            known |= {} if key is None else {_digest(_call_of(task, signature, args, kwargs)): key}
+    return known
+
+
 def _check_template(signature: Signature, key: object) -> str | Callable[..., str]:
     if callable(key):
         return key
     template = check_key(key, longest=1000)
     parameters = signature.parameters.values()
     try:
-        fields = [field for _, field, _, _ in Formatter().parse(template) if field is not None]
+        fields = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
     except ValueError as error:
         raise InvalidOption(f"key {template!r} is no format: {error}.") from None
-    for name in (re.split(r"[.\[]", field, maxsplit=1)[0] for field in fields):
+    for name in (re.split(r"[.\[]", one, maxsplit=1)[0] for one in fields):
         if name not in signature.parameters and not (
             name.isidentifier() and any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters)
         ):

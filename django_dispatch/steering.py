@@ -1,8 +1,9 @@
 """Change what becomes of runs: cancel one, run it again, run a schedule now, pause a queue. From a view, or a shell.
 
-Each is one statement on ``DISPATCH["DATABASE"]``, in the caller's transaction if there is one.
+On ``DISPATCH["DATABASE"]``, in the caller's transaction if there is one.
 """
 
+import json
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -12,11 +13,10 @@ from django.utils import timezone
 
 from . import conf, registry
 from .arguments import is_storable
-from .enqueue import check_duration, check_moment, check_queue, count_after_commit
+from .enqueue import check_duration, check_moment, check_queue, count_after_commit, enqueue_many
 from .exceptions import InvalidOption
 from .store import postgres_enqueue as store
 from .store import postgres_queues as queues
-from .store import postgres_schedules
 from .wakeups.base import Wakeup, blocked_wakeups
 from .wakeups.sending import wake_after_commit
 
@@ -61,7 +61,8 @@ def cancel_many(runs: "Iterable[Run | int]") -> dict[int, CancelAnswer]:
 def run_again(run: "Run | int") -> "Run":
     """Enqueue a copy of a run that has ended, and return it; the old one stays, ``meta["rerun_of"]`` names it.
 
-    The copy waits at the same limits, and is recorded even if another run of its key is there.
+    The copy waits at the same limits, expires after as long a time, and is recorded even if another run of its key is
+    there.
 
     Raises InvalidOption if the run has not ended or does not exist.
     """
@@ -76,19 +77,19 @@ def run_again(run: "Run | int") -> "Run":
 
 
 def run_now(schedule: "Schedule") -> "Run":
-    """Enqueue a run of a schedule, enabled or not, and return it. Its times stay as they are.
+    """Enqueue a run of a schedule, enabled or not, and return it; or the one of which it would be a duplicate.
+
+    The schedule's times stay as they are.
 
     Raises UnknownTask, InvalidArguments or InvalidOption where this process could not enqueue such a run.
     """
-    using = conf.current().database
     registry.autodiscover()
-    task = registry.get(schedule.task)
-    like = task.new_run(schedule.args, schedule.kwargs, queue=schedule.queue, priority=schedule.priority)
-    new = postgres_schedules.run_now(using, schedule.pk, like)
-    if new is None:
+    found = type(schedule).objects.using(conf.current().database).filter(pk=schedule.pk).first()
+    if found is None:
         raise InvalidOption(f"Schedule {schedule.name!r} does not exist any more.")
-    wake_after_commit(using, Wakeup("ready", new.queue))
-    return new
+    new = registry.get(found.task).new_run(found.args, found.kwargs, queue=found.queue, priority=found.priority)
+    meta = json.dumps({"schedule": found.name})
+    return enqueue_many([new._replace(schedule_id=found.pk, meta=meta)])[0]
 
 
 def pause_queue(name: str, *, reason: str = "", until: datetime | timedelta | None = None, by: str = "") -> None:

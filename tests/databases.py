@@ -10,8 +10,8 @@ from django.db import connections
 @contextlib.contextmanager
 def own_database(alias: str) -> Iterator[str]:
     """Create an empty database under an alias of its own, and drop it in the end; its name is returned."""
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "alone")
-    name = f"test_{connections.settings['default']['NAME'].removeprefix('test_')}_{alias}_{worker}"
+    # The default one may not be there yet, whose name would tell the workers apart.
+    name = f"test_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}_{alias}"
     connections.settings[alias] = connections.settings["default"] | {"NAME": name}
     default = connections.create_connection("default")
     try:

@@ -113,10 +113,10 @@ def test_a_status_that_no_code_knows_is_shown_as_it_is(admin_client: Client) -> 
 
 def test_a_row_tells_attempts_duration_and_node(admin_client: Client) -> None:
     a_lease()
-    run = a_run("RUNNING", attempt=2, max_attempts=3)
+    run = a_run("RUNNING", attempt=6, failures=1, max_attempts=3)
     Run.objects.filter(pk=run.pk).update(started_at=Now() - 252 * SECOND, enqueued_at=Now() - timedelta(hours=5))
     text = text_of(runs_page(admin_client))
-    assert "2 of 3" in text
+    assert "6 (1 of 3 failed)" in text
     assert re.search(r"4 min 1\d s", text)
     assert "5 h ago" in text
     assert "web-1" in text

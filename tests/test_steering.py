@@ -176,6 +176,17 @@ class TestRunAgain:
             run_again(run)
         assert Run.objects.count() == 1
 
+    def test_the_copy_expires_after_as_long_a_time(self, db: None) -> None:
+        old = send.apply_async(("ada",), expires=60)
+        Run.objects.filter(pk=old.pk).update(
+            status=Status.CANCELLED, enqueued_at="2026-01-01T00:00Z", expires_at="2026-01-01T00:01Z"
+        )
+        new = run_again(old)
+        assert new.expires_at is not None
+        assert abs(new.expires_at - new.enqueued_at - timedelta(seconds=60)) < timedelta(seconds=1)
+        Run.objects.filter(pk=old.pk).update(expires_at="2025-01-01T00:00Z")
+        assert run_again(old).expires_at is None
+
     def test_a_run_that_is_not_there_is_refused(self, db: None) -> None:
         with pytest.raises(InvalidOption, match="does not exist"):
             run_again(2**40)

@@ -212,9 +212,11 @@ class RunAdmin(RunModelAdmin):
 
     @admin.display(description=_("attempts"))
     def attempts(self, run: Run) -> str:
+        """How many were started; beside it, of how many that may fail how many did: others may have been put off."""
         if run.max_attempts is None:
             return str(run.attempt)
-        return _("%(attempt)d of %(max)d") % {"attempt": run.attempt, "max": run.max_attempts}
+        numbers = {"attempt": run.attempt, "failures": run.failures, "max": run.max_attempts}
+        return _("%(attempt)d (%(failures)d of %(max)d failed)") % numbers
 
     @admin.display(description=_("duration"))
     def duration(self, run: Run) -> str:

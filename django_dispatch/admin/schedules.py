@@ -193,8 +193,9 @@ class ScheduleAdmin(ScheduleModelAdmin):
             self.message_user(request, f"{schedule}: {error}", WARNING)
             return
         link = reverse(f"{self.admin_site.name}:django_dispatch_run_change", args=[run.pk])
-        text = format_html('{}: <a href="{}">{}</a>', schedule, link, _("run %d is enqueued.") % run.pk)
-        self.message_user(request, text, SUCCESS)
+        words = _("run %d is there already.") if run.is_duplicate else _("run %d is enqueued.")
+        text = format_html('{}: <a href="{}">{}</a>', schedule, link, words % run.pk)
+        self.message_user(request, text, WARNING if run.is_duplicate else SUCCESS)
 
     @admin.display(description=_("state"))
     def state(self, schedule: Schedule) -> SafeString | str:

@@ -199,7 +199,9 @@ class Housekeeping:
 
     async def expire(self) -> float:
         """Cancel what was not started in time; return in how many seconds to look again."""
-        expired, next_seconds = await self._store.call(self._store.store.expire, limit=EXPIRE_LIMIT)
+        expired, next_seconds, freed = await self._store.call(self._store.store.expire, limit=EXPIRE_LIMIT)
+        if freed:
+            self.admission.admit_soon(freed)
         if expired:
             logger.info("Runs that were not started before they expired: %s, CANCELLED.", expired)
         if expired == EXPIRE_LIMIT:

@@ -211,6 +211,8 @@ class Dispatcher:
             queues=self.settings.queues,
             node=self.settings.node,
             announce=self.housekeeping.announce,
+            on_blocked=self.housekeeping.admission.admit_soon,
+            limited_queues=self.housekeeping.admission.limited_queues,
             poll_pause=self.looks.pause,
         )
 

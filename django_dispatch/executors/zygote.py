@@ -297,7 +297,7 @@ def task_facts() -> dict[str, dict[str, Any]]:
             "retention": task.retention_text,
             "priority": task.priority,
             "queue": task.queue if isinstance(task.queue, str) else "default",
-            "limits": as_document(task.limits, task.signature),
+            "limits": as_document(task.limits, task.signature, task=path, calls=task.calls_of_its_own()),
             "on_start": task.on_start,
             "schedules": [one._asdict() for one in task.declared(zone)],
             "backoff": retry.as_document(task.retries.rule),

@@ -20,8 +20,9 @@ BEGIN
       NEW.revision := OLD.revision;
       NEW.last_at := greatest(NEW.last_at, OLD.last_at);
       IF OLD.planned_revision = OLD.revision THEN
+        NEW.next_at := CASE WHEN NEW.next_at < OLD.next_at OR NEW.planned_revision <> OLD.planned_revision
+                       THEN OLD.next_at ELSE NEW.next_at END;
         NEW.planned_revision := OLD.planned_revision;
-        NEW.next_at := CASE WHEN NEW.next_at < OLD.next_at THEN OLD.next_at ELSE NEW.next_at END;
       END IF;
       RETURN NEW;
     END IF;

@@ -8,7 +8,8 @@ from django.db import connections
 # this commits, with all else that the body did, and the run is final, or the run is somebody else's and nothing stays.
 FINISH = """
 UPDATE django_dispatch_run
-SET status = 'SUCCESSFUL', lease_id = NULL, unique_key = NULL, result = %(result)s::jsonb,
+SET status = 'SUCCESSFUL', lease_id = NULL, result = %(result)s::jsonb,
+    unique_key = CASE WHEN unique_until > clock_timestamp() THEN unique_key END,
     finished_at = clock_timestamp()
 WHERE id = %(id)s AND epoch = %(epoch)s AND lease_id = %(lease)s AND status = 'RUNNING'
 """

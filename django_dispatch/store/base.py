@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, Unpack
 from uuid import UUID
 
 from ..logs import run_fields
-from .schedule_rows import Declaration, DueSchedule, Fired, Firing, ScheduleState, StartRun
+from .schedule_rows import Declaration, DueSchedule, Fired, Firing, ScheduleState
 
 
 class NewRun(NamedTuple):
@@ -47,6 +47,7 @@ class NewRun(NamedTuple):
     is_limited: bool | None = None
     expires_at: datetime | None = None
     expires_seconds: float | None = None
+    schedule_id: int | None = None
     meta: str = "{}"
     retention: str | None = None
 
@@ -222,6 +223,14 @@ class Promoted(NamedTuple):
     blocked_keys: Sequence[str] = ()
 
 
+class Expired(NamedTuple):
+    """How many runs expired, in how many seconds the next will, and the keys at which places are free now."""
+
+    runs: int
+    next_seconds: float | None
+    freed: Sequence[str] = ()
+
+
 class Admitted(NamedTuple):
     """What an admission brought: queues that have READY runs now; keys to ask next, and those that are due later."""
 
@@ -346,8 +355,8 @@ class Store(ABC):
         """Forget how full buckets were that are full again."""
 
     @abstractmethod
-    def expire(self, *, limit: int) -> tuple[int, float | None]:
-        """Cancel runs that have expired before their first start. Returns how many, and the seconds to the next."""
+    def expire(self, *, limit: int) -> Expired:
+        """Cancel runs that have expired before their first start."""
 
     @abstractmethod
     def prune(self, *, status: str, age_seconds: float, limit: int) -> int:
@@ -394,11 +403,13 @@ class Store(ABC):
         """Return schedules of these tasks that are due or not planned; and in how many seconds the next one is."""
 
     @abstractmethod
-    def fire(self, firings: Sequence[Firing]) -> Sequence[Fired]:
+    def fire(self, firings: Sequence[Firing], *, limited_queues: Sequence[str] = ()) -> Sequence[Fired]:
         """Enqueue occurrences and move their schedules on, in one commit; return the schedules that were moved.
 
-        A schedule that is not as it was seen any more, or that another transaction holds, is left alone. Raises
-        DataError or IntegrityError when a run cannot be stored: then nothing was written.
+        Where another run has its unique key, an occurrence is not enqueued; in ``limited_queues``, it is BLOCKED. A
+        schedule that is not as it was seen any more, or that another transaction holds, is left alone. Raises DataError
+        or IntegrityError when a run cannot be stored, and OperationalError where a transaction that goes on has just
+        enqueued one of the same unique key: then nothing was written.
         """
 
     @abstractmethod
@@ -421,8 +432,8 @@ class Store(ABC):
         """Return how schedules are: those with a problem first, then those due next."""
 
     @abstractmethod
-    def enqueue_at_start(self, runs: Sequence[StartRun]) -> None:
-        """Enqueue runs because a dispatcher starts; a uuid that is known makes no second one."""
+    def enqueue_at_start(self, runs: Sequence[NewRun]) -> Sequence[ReceivedRun]:
+        """Enqueue runs because a dispatcher starts. See receive()."""
 
     # control
 

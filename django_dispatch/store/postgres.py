@@ -12,6 +12,7 @@ from .base import (
     Backlog,
     CancelledRun,
     Exchange,
+    Expired,
     Filter,
     Neighbour,
     NewLease,
@@ -26,7 +27,7 @@ from .base import (
 from .exchange import AsyncExchanger, exchange_params, read_exchange, statement_for
 from .postgres_enqueue import CANCEL, document
 from .postgres_unique import GIVE_WAY
-from .schedule_rows import Declaration, DueSchedule, Fired, Firing, ScheduleState, StartRun
+from .schedule_rows import Declaration, DueSchedule, Fired, Firing, ScheduleState
 from .session import AsyncSession, Session, Terms
 
 
@@ -120,9 +121,9 @@ class PostgresStore(Store):
     def prune_buckets(self) -> None:
         self.session.execute(statements.PRUNE_BUCKETS)
 
-    def expire(self, *, limit: int) -> tuple[int, float | None]:
-        expired, next_seconds = self.session.execute(statements.EXPIRE, {"limit": limit}).fetchall()[0]
-        return expired, next_seconds
+    def expire(self, *, limit: int) -> Expired:
+        count, freed, next_seconds = self.session.execute(statements.EXPIRE, {"limit": limit}).fetchall()[0]
+        return Expired(count, next_seconds, freed)
 
     def prune(self, *, status: str, age_seconds: float, limit: int) -> int:
         params = {"status": status, "age": age_seconds, "task": None, "limit": limit}
@@ -152,8 +153,8 @@ class PostgresStore(Store):
     def due_schedules(self, tasks: Sequence[str], *, limit: int) -> tuple[Sequence[DueSchedule], float | None]:
         return schedules.due(self.session, tasks, limit)
 
-    def fire(self, firings: Sequence[Firing]) -> Sequence[Fired]:
-        return schedules.fire(self.session, firings)
+    def fire(self, firings: Sequence[Firing], *, limited_queues: Sequence[str] = ()) -> Sequence[Fired]:
+        return schedules.fire(self.session, firings, limited_queues)
 
     def declare(self, declarations: Sequence[Declaration]) -> Mapping[str, str]:
         return schedules.declare(self.session, declarations)
@@ -167,8 +168,8 @@ class PostgresStore(Store):
     def schedule_states(self, *, limit: int) -> Sequence[ScheduleState]:
         return schedules.states(self.session, limit)
 
-    def enqueue_at_start(self, runs: Sequence[StartRun]) -> None:
-        schedules.start(self.session, runs)
+    def enqueue_at_start(self, runs: Sequence[NewRun]) -> Sequence[ReceivedRun]:
+        return self._receive(runs, "schedule")
 
     def notify(self, payloads: Sequence[str]) -> None:
         self.session.execute(statements.NOTIFY, {"payloads": list(payloads)})
@@ -177,7 +178,10 @@ class PostgresStore(Store):
         self.session.execute(statements.SEND, {"channel": channel, "payloads": list(payloads)})
 
     def receive(self, messages: Sequence[NewRun]) -> Sequence[ReceivedRun]:
-        found = self._record(messages)
+        return self._receive(messages, "notify")
+
+    def _receive(self, messages: Sequence[NewRun], source: str) -> Sequence[ReceivedRun]:
+        found = self._record(messages, source)
         missing = [message for message in messages if message.uuid not in found]
         if missing:
             old = self.session.execute(statements.RECEIVED, {"uuids": [message.uuid for message in missing]})
@@ -185,12 +189,12 @@ class PostgresStore(Store):
         missing = [message for message in missing if message.uuid not in found]
         keys = [message.unique_key for message in missing if message.unique_key is not None]
         if keys and self.session.execute(GIVE_WAY, {"keys": keys}).rowcount:
-            found |= self._record(missing)
+            found |= self._record(missing, source)
         return list(found.values())
 
-    def _record(self, messages: Sequence[NewRun]) -> dict[str | None, ReceivedRun]:
+    def _record(self, messages: Sequence[NewRun], source: str) -> dict[str | None, ReceivedRun]:
         documents = f"[{','.join(map(document, messages))}]"
-        rows = self.session.execute(statements.RECEIVE, {"messages": documents})
+        rows = self.session.execute(statements.RECEIVE, {"messages": documents, "source": source})
         return {row[1]: ReceivedRun(*row) for row in rows}
 
     def cancel(self, limit: int, **wanted: Unpack[Filter]) -> Mapping[int, CancelledRun]:

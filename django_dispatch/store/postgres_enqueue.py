@@ -22,7 +22,7 @@ OPTIONS = (
     *("queue", "priority", "run_after", "delay_seconds", "max_attempts", "timeout_seconds", "on_lost"),
     *("uuid", "unique_key", "unique_seconds", "on_duplicate"),
     *("concurrency_key", "concurrency_limit", "rate_amount", "rate_seconds", "is_limited"),
-    *("expires_at", "expires_seconds"),
+    *("expires_at", "expires_seconds", "schedule_id"),
 )
 CHUNK_RUNS = 1000
 # A jsonb document holds at most 256 MB; long before that, a statement this large is no faster than two.
@@ -80,23 +80,23 @@ new AS (
     delay_seconds double precision, max_attempts smallint, timeout_seconds double precision, on_lost text, meta jsonb,
     uuid text, unique_key text, unique_seconds double precision, on_duplicate text, concurrency_key text,
     concurrency_limit int, rate_amount int, rate_seconds double precision, is_limited boolean,
-    expires_at timestamptz, expires_seconds double precision, retention jsonb
+    expires_at timestamptz, expires_seconds double precision, schedule_id bigint, retention jsonb
   )) WITH ORDINALITY AS r (
     task, queue, priority, args, kwargs, run_after, delay_seconds, max_attempts, timeout_seconds, on_lost, meta,
     uuid, unique_key, unique_seconds, on_duplicate, concurrency_key, concurrency_limit, rate_amount, rate_seconds,
-    is_limited, expires_at, expires_seconds, retention, place
+    is_limited, expires_at, expires_seconds, schedule_id, retention, place
   ), LATERAL (SELECT COALESCE(r.run_after, clock.now + make_interval(secs => r.delay_seconds)) AS due) d
 ), recorded AS (
   INSERT INTO django_dispatch_run (
     task, queue, priority, args, kwargs, max_attempts, timeout, on_lost, meta, source, enqueued_at, status, run_after,
     uuid, unique_key, unique_until, on_duplicate, concurrency_key, concurrency_limit, rate_amount, rate_seconds,
-    expires_at, retention)
+    expires_at, schedule_id, retention)
   SELECT task, queue, priority, args, COALESCE(kwargs, '{}'), max_attempts, make_interval(secs => timeout_seconds),
-    on_lost, COALESCE(meta, '{}'), 'app', now,
+    on_lost, COALESCE(meta, '{}'), CASE WHEN schedule_id IS NULL THEN 'app' ELSE 'schedule' END, now,
     CASE WHEN later IS NOT NULL THEN 'SCHEDULED' WHEN is_limited THEN 'BLOCKED' ELSE 'READY' END, later,
     uuid, unique_key, now + make_interval(secs => unique_seconds), COALESCE(on_duplicate, 'parallel'),
     concurrency_key, concurrency_limit, rate_amount, rate_seconds,
-    COALESCE(expires_at, now + make_interval(secs => expires_seconds)), retention
+    COALESCE(expires_at, now + make_interval(secs => expires_seconds)), schedule_id, retention
   FROM new ORDER BY place
   RETURNING id, status, run_after, unique_key, uuid
 )
@@ -127,15 +127,16 @@ UNION ALL SELECT id, 'requested', lease_id, NULL, NULL FROM requested
 UNION ALL SELECT id, 'already final', NULL, NULL, NULL FROM target WHERE status IN ('SUCCESSFUL', 'FAILED', 'CANCELLED')
 """
 
-# It keeps to the limits of the old one, and is nobody's duplicate.
+# It keeps to the limits of the old one, and is nobody's duplicate. It may wait for its start as long as that might.
 RERUN = """
 INSERT INTO django_dispatch_run (
   task, queue, priority, args, kwargs, max_attempts, timeout, on_lost, meta, retention, source, status,
-  on_duplicate, concurrency_key, concurrency_limit, rate_amount, rate_seconds)
+  on_duplicate, concurrency_key, concurrency_limit, rate_amount, rate_seconds, expires_at)
 SELECT task, queue, priority, args, kwargs, max_attempts, timeout, on_lost, jsonb_build_object('rerun_of', id),
   retention, 'app',
   CASE WHEN queue = ANY(%s::text[]) THEN 'BLOCKED' ELSE 'READY' END,
-  on_duplicate, concurrency_key, concurrency_limit, rate_amount, rate_seconds
+  on_duplicate, concurrency_key, concurrency_limit, rate_amount, rate_seconds,
+  CASE WHEN expires_at > enqueued_at THEN clock_timestamp() + (expires_at - enqueued_at) END
 FROM django_dispatch_run WHERE id = %s AND status IN ('SUCCESSFUL', 'FAILED', 'CANCELLED')
 RETURNING *
 """

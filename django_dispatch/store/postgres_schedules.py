@@ -8,16 +8,14 @@ Moments are read as seconds, for a row may hold one that Python has not. Locks a
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .base import NewRun
-from .schedule_rows import DECLARED_SECONDS, Declaration, DueSchedule, Fired, Firing, ScheduleState, StartRun
+from .postgres_unique import GIVES_WAY, GIVING_WAY
+from .schedule_rows import DECLARED_SECONDS, Declaration, DueSchedule, Fired, Firing, ScheduleState
 from .session import Session
 from .statements import RUN
 
-if TYPE_CHECKING:
-    from django_dispatch.models import Run
-
+UNCOMMITTED_MILLISECONDS = 20
 SCHEDULE = "django_dispatch_schedule"
 UNREADABLE = "It has a moment or an interval that is out of range."
 
@@ -36,7 +34,7 @@ FROM clock LEFT JOIN LATERAL (
     extract(epoch FROM s.next_at)::float8, extract(epoch FROM s.last_at)::float8,
     s.cron, extract(epoch FROM s.every)::float8, extract(epoch FROM s.once_at)::float8, s.time_zone,
     extract(epoch FROM s.start_at)::float8, extract(epoch FROM s.end_at)::float8,
-    s.catch_up, extract(epoch FROM s.catch_up_window)::float8, s.overlap,
+    s.catch_up, extract(epoch FROM s.catch_up_window)::float8, s.overlap, s.args::text, s.kwargs::text,
     CASE WHEN jsonb_typeof(s.args) = 'array' AND jsonb_typeof(s.kwargs) = 'object' THEN ''
     ELSE 'args must be a JSON array, and kwargs a JSON object.' END
   FROM {SCHEDULE} AS s
@@ -47,15 +45,22 @@ FROM clock LEFT JOIN LATERAL (
 
 # The schedule's row is locked first, and looked at again once it is: who comes second finds a later next_at. An
 # occurrence that was enqueued, if next_at was put back by hand, is not enqueued again while its run is there.
+#
+# Keys were made of the arguments as they were seen, so these must be the same still. Where another run has the unique
+# key, the occurrence is let go, and the schedule moves on; unless that run gives way, which is decided under the same
+# lock, before the insert. One that is not committed yet would be waited for: not for long, all else waits meanwhile.
 FIRE = f"""
 WITH free AS MATERIALIZED (
   SELECT f.*, s.name, s.task, s.args, s.kwargs, coalesce(s.queue, f.task_queue) AS queue,
     coalesce(s.priority, f.task_priority) AS priority, s.overlap
   FROM jsonb_to_recordset(%(firings)s::jsonb) AS f(
     id bigint, revision int, token text, next_at timestamptz, slots timestamptz[], problem text, task_queue text,
-    task_priority smallint, on_lost text)
+    task_priority smallint, on_lost text, expires_seconds float8, retention text, seen_args text, seen_kwargs text,
+    unique_key text, unique_seconds float8, on_duplicate text, concurrency_key text, concurrency_limit int,
+    rate_amount int, rate_seconds float8)
   JOIN {SCHEDULE} AS s ON s.id = f.id AND s.revision = f.revision AND s.enabled
     AND s.next_at IS NOT DISTINCT FROM f.token::timestamptz
+    AND (f.seen_args IS NULL OR (s.args, s.kwargs) = (f.seen_args::jsonb, f.seen_kwargs::jsonb))
   FOR NO KEY UPDATE OF s SKIP LOCKED
 ), moved AS (
   UPDATE {SCHEDULE} AS s
@@ -63,18 +68,34 @@ WITH free AS MATERIALIZED (
       last_at = coalesce((SELECT max(slot) FROM unnest(free.slots) AS slot), s.last_at)
   FROM free WHERE s.id = free.id
   RETURNING s.id
-), enqueued AS (
-  INSERT INTO {RUN} (task, args, kwargs, queue, priority, on_lost, source, schedule_id, scheduled_for, meta)
-  SELECT free.task, free.args, free.kwargs, free.queue, free.priority, free.on_lost, 'schedule', free.id, slot,
-    jsonb_build_object('schedule', free.name)
+), wanted AS MATERIALIZED (
+  SELECT free.*, slot, clock_timestamp() AS now
   FROM free JOIN moved USING (id) CROSS JOIN unnest(free.slots) AS slot
-  WHERE free.overlap <> 'skip' OR NOT EXISTS (
-    SELECT FROM {RUN} AS r WHERE r.schedule_id = free.id AND r.schedule_id IS NOT NULL AND r.finished_at IS NULL)
-  ORDER BY slot, free.id
-  ON CONFLICT (schedule_id, scheduled_for) WHERE schedule_id IS NOT NULL DO NOTHING
-  RETURNING id, queue, schedule_id
+  WHERE (free.overlap <> 'skip' OR NOT EXISTS (
+      SELECT FROM {RUN} AS r WHERE r.schedule_id = free.id AND r.schedule_id IS NOT NULL AND r.finished_at IS NULL))
+    AND NOT EXISTS (
+      SELECT FROM {RUN} AS r WHERE r.schedule_id = free.id AND r.schedule_id IS NOT NULL AND r.scheduled_for = slot)
+), target AS MATERIALIZED (
+  SELECT id FROM {RUN}
+  WHERE unique_key = ANY(ARRAY(SELECT unique_key FROM wanted WHERE unique_key IS NOT NULL)) AND {GIVES_WAY}
+  FOR NO KEY UPDATE SKIP LOCKED
+), gone AS ({GIVING_WAY}), before AS MATERIALIZED (
+  SELECT count(*), set_config('lock_timeout', '{UNCOMMITTED_MILLISECONDS}', true) FROM gone
+), enqueued AS (
+  INSERT INTO {RUN} (
+    task, args, kwargs, queue, priority, on_lost, source, schedule_id, scheduled_for, meta, status, expires_at,
+    retention, unique_key, unique_until, on_duplicate, concurrency_key, concurrency_limit, rate_amount, rate_seconds)
+  SELECT task, args, kwargs, queue, priority, on_lost, 'schedule', id, slot, jsonb_build_object('schedule', name),
+    CASE WHEN queue = ANY(%(limited_queues)s::text[]) THEN 'BLOCKED' ELSE 'READY' END,
+    now + make_interval(secs => expires_seconds), retention::jsonb, unique_key,
+    now + make_interval(secs => unique_seconds),
+    coalesce(on_duplicate, 'parallel'), concurrency_key, concurrency_limit, rate_amount, rate_seconds
+  FROM wanted CROSS JOIN before ORDER BY slot, id
+  ON CONFLICT DO NOTHING
+  RETURNING id, queue, schedule_id, blocked_by
 )
-SELECT moved.id, enqueued.id, enqueued.queue FROM moved LEFT JOIN enqueued ON enqueued.schedule_id = moved.id
+SELECT moved.id, enqueued.id, enqueued.queue, enqueued.blocked_by
+FROM moved LEFT JOIN enqueued ON enqueued.schedule_id = moved.id
 """
 
 _DECLARED = """jsonb_to_recordset(%(declarations)s::jsonb) AS d(
@@ -140,21 +161,6 @@ SELECT s.name, s.enabled, s.source = 'code' AND s.declared_at <= clock.now - int
 FROM {SCHEDULE} AS s, clock ORDER BY s.problem = '', s.next_at NULLS LAST, s.name LIMIT %(limit)s
 """
 
-START = f"""
-INSERT INTO {RUN} (uuid, task, queue, priority, on_lost, source, meta)
-SELECT n.uuid, n.task, n.queue, n.priority, n.on_lost, 'schedule', jsonb_build_object('on_start', n.node)
-FROM jsonb_to_recordset(%(runs)s::jsonb) AS n(
-  uuid text, task text, queue text, priority smallint, on_lost text, node text)
-ORDER BY n.uuid ON CONFLICT DO NOTHING
-"""
-
-RUN_NOW = f"""
-INSERT INTO {RUN} (task, args, kwargs, queue, priority, on_lost, source, schedule_id, meta)
-SELECT task, args, kwargs, %(queue)s, %(priority)s, %(on_lost)s, 'schedule', id, jsonb_build_object('schedule', name)
-FROM {SCHEDULE} WHERE id = %(id)s
-RETURNING *
-"""
-
 
 def due(session: Session, tasks: Sequence[str], limit: int) -> tuple[Sequence[DueSchedule], float | None]:
     """See Store.due_schedules()."""
@@ -162,12 +168,13 @@ def due(session: Session, tasks: Sequence[str], limit: int) -> tuple[Sequence[Du
     return [_due(row[0], row[2:]) for row in rows if row[2] is not None], rows[0][1]
 
 
-def fire(session: Session, firings: Sequence[Firing]) -> Sequence[Fired]:
+def fire(session: Session, firings: Sequence[Firing], limited_queues: Sequence[str]) -> Sequence[Fired]:
     """See Store.fire()."""
     document = json.dumps([firing._asdict() for firing in firings], default=datetime.isoformat)
     found: dict[int, Fired] = {}
-    for schedule_id, run_id, queue in session.execute(FIRE, {"firings": document}):
-        fired = found.setdefault(schedule_id, Fired(schedule_id, queue, []))
+    params = {"firings": document, "limited_queues": list(limited_queues)}
+    for schedule_id, run_id, queue, blocked_by in session.execute(FIRE, params):
+        fired = found.setdefault(schedule_id, Fired(schedule_id, queue, blocked_by, []))
         if run_id is not None:
             fired.run_ids.append(run_id)
     return list(found.values())
@@ -193,19 +200,6 @@ def flag_unknown(session: Session, tasks: Sequence[str], problem: str) -> Sequen
 def states(session: Session, limit: int) -> Sequence[ScheduleState]:
     """See Store.schedule_states()."""
     return [ScheduleState(*row) for row in session.execute(STATES, {"limit": limit})]
-
-
-def start(session: Session, runs: Sequence[StartRun]) -> None:
-    """See Store.enqueue_at_start()."""
-    session.execute(START, {"runs": json.dumps([run._asdict() for run in runs])})
-
-
-def run_now(using: str, schedule_id: int, new: NewRun) -> "Run | None":
-    """Insert a READY run of a schedule, in the caller's transaction; None if there is no such schedule."""
-    from django_dispatch.models import Run
-
-    params = {"id": schedule_id, "queue": new.queue, "priority": new.priority, "on_lost": new.on_lost}
-    return next(iter(Run.objects.using(using).raw(RUN_NOW, params)), None)
 
 
 def _due(now: float, row: Sequence[Any]) -> DueSchedule:

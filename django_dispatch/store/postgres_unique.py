@@ -23,15 +23,11 @@ MOST_TRIES = 20
 # A conflicting run that is not committed yet is waited for.
 ENQUEUE_UNIQUE = ENQUEUE_MANY.replace("FROM new ORDER BY place", "FROM new ORDER BY place ON CONFLICT DO NOTHING")
 
-# Take the key from those that do not need it any more: they ended, and their time is over, or they give way.
-GIVE_WAY = """
-WITH target AS MATERIALIZED (
-  SELECT id FROM django_dispatch_run
-  WHERE unique_key = ANY(%(keys)s::text[]) AND unique_key IS NOT NULL
+# Which runs do not need their keys any more: they ended, and their time is over, or they give way.
+GIVES_WAY = """unique_key IS NOT NULL
     AND (finished_at IS NOT NULL AND (unique_until IS NULL OR unique_until <= clock_timestamp())
-         OR on_duplicate = 'replace' AND status IN ('SCHEDULED', 'READY', 'BLOCKED'))
-  ORDER BY id FOR NO KEY UPDATE
-)
+         OR on_duplicate = 'replace' AND status IN ('SCHEDULED', 'READY', 'BLOCKED'))"""
+GIVING_WAY = """
 UPDATE django_dispatch_run AS r
 SET unique_key = NULL, status = CASE WHEN finished_at IS NULL THEN 'CANCELLED' ELSE status END, run_after = NULL,
     finished_at = COALESCE(finished_at, clock_timestamp()),
@@ -41,6 +37,11 @@ SET unique_key = NULL, status = CASE WHEN finished_at IS NULL THEN 'CANCELLED' E
 FROM target WHERE r.id = target.id
 RETURNING r.id
 """
+GIVE_WAY = f"""
+WITH target AS MATERIALIZED (
+  SELECT id FROM django_dispatch_run WHERE unique_key = ANY(%(keys)s::text[]) AND {GIVES_WAY}
+  ORDER BY id FOR NO KEY UPDATE
+){GIVING_WAY}"""
 
 
 def enqueue_unique(using: str, news: Sequence[NewRun]) -> list[Recorded]:

@@ -55,11 +55,16 @@ class DueSchedule(NamedTuple):
     catch_up: str
     catch_up_window: timedelta
     overlap: str
+    args: str
+    kwargs: str
     flaw: str
 
 
 class Firing(NamedTuple):
-    """What a look at a schedule has come to: occurrences to enqueue, its next time or problem; and the task's facts."""
+    """What a look at a schedule has come to: occurrences to enqueue, its next time or problem; and the task's facts.
+
+    The keys are those of the arguments seen, if the task has any; see NewRun.
+    """
 
     id: int
     revision: int
@@ -70,13 +75,28 @@ class Firing(NamedTuple):
     task_queue: str
     task_priority: int
     on_lost: str
+    expires_seconds: float | None = None
+    retention: str | None = None
+    seen_args: str | None = None
+    seen_kwargs: str | None = None
+    unique_key: str | None = None
+    unique_seconds: float | None = None
+    on_duplicate: str | None = None
+    concurrency_key: str | None = None
+    concurrency_limit: int | None = None
+    rate_amount: int | None = None
+    rate_seconds: float | None = None
 
 
 class Fired(NamedTuple):
-    """A schedule that was moved on, and the runs that were enqueued for it: none if it was skipped, or not due yet."""
+    """A schedule that was moved on, and the runs that were enqueued for it: none if it was skipped, or not due yet.
+
+    ``blocked_by`` is the limit at which they wait, if they do.
+    """
 
     id: int
     queue: str | None
+    blocked_by: str | None
     run_ids: list[int]
 
 
@@ -89,14 +109,3 @@ class ScheduleState(NamedTuple):
     next_at: str | None
     last_at: str | None
     problem: str
-
-
-class StartRun(NamedTuple):
-    """A run to be enqueued because a dispatcher starts: once for each ``uuid``."""
-
-    uuid: str
-    task: str
-    queue: str
-    priority: int
-    on_lost: str
-    node: str

@@ -265,9 +265,12 @@ late AS MATERIALIZED (
   SET status = 'CANCELLED', run_after = NULL, unique_key = NULL, finished_at = clock_timestamp(),
       errors = {_KEPT} || jsonb_build_object('attempt', 0, 'at', clock_timestamp(), 'kind', 'expired',
         'message', 'It had not been started when it expired.')
-  WHERE id = ANY(ARRAY(SELECT id FROM late)) RETURNING id
+  WHERE id = ANY(ARRAY(SELECT id FROM late)) RETURNING places, queue, concurrency_key
 )
-SELECT (SELECT count(*) FROM expired), extract(epoch FROM (
+SELECT (SELECT count(*) FROM expired), ARRAY(
+  SELECT concurrency_key FROM expired WHERE places > 0 AND concurrency_key IS NOT NULL
+  UNION SELECT 'queue:' || queue FROM expired WHERE places = 2
+), extract(epoch FROM (
   SELECT expires_at FROM {RUN}
   WHERE expires_at > (SELECT now FROM clock) AND attempt = 0 AND status IN ('SCHEDULED', 'READY', 'BLOCKED')
   ORDER BY expires_at LIMIT 1
@@ -422,16 +425,17 @@ new AS (
     uuid text, unique_key text, task text, queue text, priority smallint, args jsonb, kwargs jsonb,
     delay_seconds float8, timeout_seconds float8, on_lost text, unique_seconds float8, on_duplicate text,
     concurrency_key text, concurrency_limit int, rate_amount int, rate_seconds float8, is_limited boolean,
-    expires_seconds float8, retention jsonb)
+    expires_seconds float8, meta jsonb, retention jsonb)
 )
 INSERT INTO {RUN} (
   uuid, unique_key, task, queue, priority, args, kwargs, timeout, on_lost, unique_until, on_duplicate,
-  concurrency_key, concurrency_limit, rate_amount, rate_seconds, source, status, run_after, expires_at, retention)
+  concurrency_key, concurrency_limit, rate_amount, rate_seconds, source, status, run_after, expires_at, meta,
+  retention)
 SELECT uuid, unique_key, task, queue, priority, args, COALESCE(kwargs, '{{}}'), make_interval(secs => timeout_seconds),
   on_lost, now + make_interval(secs => unique_seconds), COALESCE(on_duplicate, 'parallel'),
-  concurrency_key, concurrency_limit, rate_amount, rate_seconds, 'notify',
-  CASE WHEN later IS NOT NULL THEN 'SCHEDULED' WHEN is_limited THEN 'BLOCKED' ELSE 'READY' END, later,
-  expires_at, retention
+  concurrency_key, concurrency_limit, rate_amount, rate_seconds, %(source)s::text,
+  CASE WHEN later IS NOT NULL THEN 'SCHEDULED' WHEN is_limited THEN 'BLOCKED' ELSE 'READY' END, later, expires_at,
+  COALESCE(meta, '{{}}'), retention
 FROM new ORDER BY uuid
 ON CONFLICT DO NOTHING
 RETURNING id, uuid, queue, status, true, blocked_by

@@ -37,6 +37,12 @@ def rated(ctx: TaskContext, key: str, number: int = 0) -> None:
     _body(ctx, key, "")
 
 
+@task(bind=True, concurrency=1, key="{key}")
+def each(ctx: TaskContext, key: str) -> None:
+    """One occurrence after the other."""
+    _body(ctx, key, "")
+
+
 @task(bind=True, on_duplicate="discard")
 def discard(ctx: TaskContext, number: int, gate: str = "", *, label: str = "") -> None:
     """Not while there is one with these arguments."""
@@ -56,6 +62,12 @@ def replace(key: str, number: int = 0) -> None:
 @task(concurrency=2, rate="5/m")
 def whole(number: int = 0) -> None:
     """A limit of the task as a whole."""
+
+
+@task(bind=True, atomic=True, concurrency=1, on_duplicate="discard", unique_for=60)
+def atomic(ctx: TaskContext, number: int) -> None:
+    """One at once, whose success is part of its transaction."""
+    _body(ctx, "atomic", "")
 
 
 def _body(ctx: TaskContext, key: str, gate: str) -> None:

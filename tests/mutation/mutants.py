@@ -84,6 +84,9 @@ _BROADCASTS = ("tests/faults/test_broadcasts.py", *_UNREACHABLE)
 _PRUNES = _store("pruning")
 _IDLE_PAUSED = _store("queues", "test_a_look_at_a_paused_queue_writes_nothing")
 _SCHEDULES = _store("schedules")
+_SCHEDULED_LIMITS = "tests/faults/test_scheduled_limits.py::"
+_MAKES_ROOM = (_SCHEDULED_LIMITS + "test_what_ends_in_its_own_transaction_makes_room_at_once_and_stays_unique",)
+_FIRE_LIMITED = _store("scheduled_limits")
 _DUE_SCHEDULES = _store("schedules", "TestDue")
 _FIRE = _store("schedules", "TestFire")
 _DECLARES = _store("schedules", "TestDeclare")
@@ -351,18 +354,26 @@ _OF_SCHEDULES = (
     (" AND s.revision = f.revision AND s.enabled", " AND s.revision = f.revision", _FIRE),
     ("FOR NO KEY UPDATE OF s SKIP LOCKED\n), moved", "FOR NO KEY UPDATE OF s\n), moved", _FIRE),
     ("FOR NO KEY UPDATE OF s SKIP LOCKED\n), moved", "), moved", _FIRE),
-    ("WHERE free.overlap <> 'skip' OR NOT EXISTS (", "WHERE true OR NOT EXISTS (", _FIRE),
-    ("WHERE free.overlap <> 'skip' OR NOT EXISTS (", "WHERE NOT EXISTS (", _FIRE),
-    ("r.schedule_id = free.id AND r.schedule_id IS NOT NULL", "r.schedule_id IS NOT NULL", _FIRE),
-    (" AND r.finished_at IS NULL)\n  ORDER", ")\n  ORDER", _FIRE),
-    ("ON CONFLICT (schedule_id, scheduled_for) WHERE schedule_id IS NOT NULL DO NOTHING", "", _FIRE),
+    ("(free.overlap <> 'skip' OR NOT EXISTS (", "(true OR NOT EXISTS (", _FIRE),
+    ("(free.overlap <> 'skip' OR NOT EXISTS (", "(NOT EXISTS (", _FIRE),
+    ("r.schedule_id = free.id AND r.schedule_id IS NOT NULL AND r.finished_at", "r.finished_at", _FIRE),
+    (" AND r.finished_at IS NULL))", "))", _FIRE),
+    ("AND r.scheduled_for = slot)", "AND false)", _FIRE_LIMITED),
+    ("\n  ON CONFLICT DO NOTHING\n  RETURNING id, queue, schedule_id", "\n  RETURNING id, queue, schedule_id",
+     _FIRE_LIMITED),
+    ("ARRAY(SELECT unique_key FROM wanted", "ARRAY(SELECT unique_key FROM free", _FIRE_LIMITED),
+    ("AND {GIVES_WAY}\n", "AND false\n", _FIRE_LIMITED),
+    ("FROM wanted CROSS JOIN before ORDER", "FROM wanted ORDER", _FIRE_LIMITED),
+    ("    AND (f.seen_args IS NULL OR (s.args, s.kwargs) = (f.seen_args::jsonb, f.seen_kwargs::jsonb))\n", "",
+     _FIRE_LIMITED),
+    ("queue = ANY(%(limited_queues)s::text[])", "false", _FIRE_LIMITED),
+    ("UNCOMMITTED_MILLISECONDS}', true)", "UNCOMMITTED_MILLISECONDS}0000', true)", _FIRE_LIMITED),
     ("WHERE s.source = 'code'\n  FOR NO KEY UPDATE OF s SKIP LOCKED", "FOR NO KEY UPDATE OF s SKIP LOCKED", _DECLARES),
     ("WHERE s.source = 'code'\n  FOR NO KEY UPDATE OF s SKIP LOCKED",
      "WHERE s.source = 'code'\n  FOR NO KEY UPDATE OF s", _DECLARES),
     ("WHERE name = ANY(%(names)s::text[]) AND source", "WHERE source", _DECLARES),
     ("s.next_at < clock.now - interval '1 minute'", "s.next_at < clock.now", _SCHEDULES),
     (" AND s.problem = ''\n", "\n", _SCHEDULES),
-    ("ORDER BY n.uuid ON CONFLICT DO NOTHING", "ORDER BY n.uuid", _SCHEDULES),
 )  # fmt: skip
 _OF_RULES = (
     ("LONGEST_PUT_BACK_SECONDS = 3 * 3600", "LONGEST_PUT_BACK_SECONDS = 1", _RULES),
@@ -400,6 +411,9 @@ _OF_LIMITS = (
     (UNIQUE, "OR on_duplicate = 'replace' AND", "OR", _DUPLICATES),
     (UNIQUE, ' and new.on_duplicate != "replace"', "", _DUPLICATES),
     (UNIQUE, "            run.is_duplicate = True\n", "", _DUPLICATES),
+    (HOUSEKEEPING, "if freed:", "if False:", (_SCHEDULED_LIMITS + "test_places_of_what_expires_are_free_at_once",)),
+    (CLAIMS, "self._on_freed([ended.flight.run for ended in batch])",
+     "self._on_freed([e.flight.run for e in batch if e.outcome.verdict is not Verdict.COMMITTED])", _MAKES_ROOM),
     (ADMISSION, "if now >= self._sweep_at:", "if False:",
      (_LIMITED + "TestWhateverBecomesOfTheHolder::test_somebody_ends_it_by_sql",)),
 )  # fmt: skip
@@ -461,6 +475,7 @@ _OF_THE_CLAIMS = (
 _OF_ATOMIC = (
     ("id = %(id)s AND epoch = %(epoch)s AND lease_id = %(lease)s AND status = 'RUNNING'", "id = %(id)s", _TAKEN_AWAY),
     ("bool(cursor.rowcount == 1)", "True", _TAKEN_AWAY),
+    ("CASE WHEN unique_until > clock_timestamp() THEN unique_key END", "NULL", _MAKES_ROOM),
 )
 
 MUTANTS = (

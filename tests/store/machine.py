@@ -23,6 +23,7 @@ FOREIGN = "an outcome with the right epoch comes under a lease that is not the r
 BUSY = "an outcome's run is held by a transaction"
 CLAIM_WITHOUT_LEASE = "a claim comes under a lease that is not live, while there are READY runs"
 FULL = "a key has as many runs READY and RUNNING as it may"
+LATE = "a run is too late that was never started"
 SWEEP_BESIDE_LIVE = "a sweep comes while runs run under live leases"
 
 

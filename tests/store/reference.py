@@ -26,9 +26,15 @@ class ExpectedRun:
     is_cancel_requested: bool = False
     is_due: bool = False
     """Whether the time of a SCHEDULED run has come."""
+    is_late: bool = False
+    """Whether the time has passed by which it had to be started."""
     progress: str | None = None
     result: str | None = None
     errors: int = 0
+
+    @property
+    def has_expired(self) -> bool:
+        return self.is_late and not self.attempt
 
 
 @dataclass
@@ -56,7 +62,11 @@ class Tables:
         self, lease: UUID, queues: Sequence[str], limit: int, *, locked: Collection[int] = ()
     ) -> list[tuple[int, int]]:
         """Best first: by queue, then priority, then id; nothing without a live lease."""
-        ready = [run for run in self.of_status("READY") if run.new.queue in queues and run.id not in locked]
+        ready = [
+            run
+            for run in self.of_status("READY")
+            if run.new.queue in queues and run.id not in locked and not run.has_expired
+        ]
         ready.sort(key=lambda run: (queues.index(run.new.queue), -run.new.priority, run.id))
         claimed = ready[:limit] if self.is_live(lease) else []
         for run in claimed:
@@ -115,6 +125,13 @@ class Tables:
         for run in admitted:
             run.status, run.places = "READY", 1
         return {run.new.queue for run in admitted}
+
+    def expire(self) -> int:
+        expired = [run for run in self.of_status("SCHEDULED", "READY", "BLOCKED") if run.has_expired]
+        for run in expired:
+            run.errors += 1
+            self._leave(run, "CANCELLED")
+        return len(expired)
 
     def cancel(self, run_id: int) -> str:
         run = self.runs[run_id]

@@ -35,6 +35,7 @@ from .machine import (
     FOREIGN,
     FULL,
     GRACE,
+    LATE,
     SWEEP_BESIDE_LIVE,
     Machine,
 )
@@ -75,6 +76,7 @@ ENOUGH = {
     CLAIM_WITHOUT_LEASE: 30,
     FULL: 100,
     SWEEP_BESIDE_LIVE: 30,
+    LATE: 30,
 }
 
 
@@ -332,6 +334,21 @@ class AnyOrder(Machine):
     def promote(self, d: int, limit: int) -> None:
         queues, *_ = self.dispatchers[d].store.promote(limit=limit)
         assert set(queues) == self.expected.promote(limit)
+
+    @precondition(lambda self: self.expected.runs)
+    @rule(data=st.data())
+    def a_run_is_late(self, data: st.DataObject) -> None:
+        """It is never started, if it was not before."""
+        waiting = [run.id for run in self.expected.runs.values() if run.status not in FINAL and not run.is_late]
+        if waiting:
+            run_id = data.draw(st.sampled_from(sorted(waiting)))
+            Run.objects.filter(pk=run_id).update(expires_at=LONG_AGO)
+            self.expected.runs[run_id].is_late = True
+            self.seen[LATE] += self.expected.runs[run_id].has_expired
+
+    @rule(d=dispatchers)
+    def expire(self, d: int) -> None:
+        assert self.dispatchers[d].store.expire(limit=100).runs == self.expected.expire()
 
     @rule(d=dispatchers, key=st.sampled_from(sorted(KEYS)), most=st.sampled_from([1, 100]))
     def admit(self, d: int, key: str, most: int) -> None:

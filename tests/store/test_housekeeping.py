@@ -61,7 +61,7 @@ class TestExpire:
     @pytest.mark.parametrize("status", [Status.READY, Status.SCHEDULED, Status.BLOCKED])
     def test_what_waits_for_its_first_start_for_too_long_is_cancelled(self, store: Store, status: Status) -> None:
         run_id = add_run(status=status, expires_at=LONG_AGO, unique_key="k")
-        assert store.expire(limit=100) == (1, None)
+        assert store.expire(limit=100)[:2] == (1, None)
         run = stored(run_id)
         assert (run.status, run.run_after, run.unique_key) == (Status.CANCELLED, None, None)
         assert run.finished_at is not None
@@ -89,14 +89,24 @@ class TestExpire:
         first = add_runs(2, expires_at=FAR_OFF)[1]
         add_run(expires_at=LONG_AGO, attempt=1)
         Run.objects.filter(pk=first).update(expires_at=Now() + timedelta(seconds=50))
-        expired, next_seconds = store.expire(limit=100)
+        expired, next_seconds, _ = store.expire(limit=100)
         assert expired == 0
         assert next_seconds is not None
         assert 45 < next_seconds <= 50
 
+    def test_it_says_where_places_are_free_now(self, store: Store) -> None:
+        late: dict[str, Any] = {"expires_at": LONG_AGO, "concurrency_key": "k"}
+        add_run(**late, places=1)
+        add_run(**late, status=Status.BLOCKED, blocked_by="k")
+        assert store.expire(limit=100).freed == ["k"]
+        add_run(**late, places=2, queue="q")
+        assert sorted(store.expire(limit=100).freed) == ["k", "queue:q"]
+        add_run(**late, status=Status.BLOCKED, blocked_by="k")
+        assert store.expire(limit=100).freed == []
+
     def test_the_limit_takes_the_first_to_expire(self, store: Store) -> None:
         runs = [add_run(expires_at=LONG_AGO - timedelta(days=age)) for age in (1, 3, 2)]
-        assert store.expire(limit=2) == (2, None)
+        assert store.expire(limit=2)[:2] == (2, None)
         assert statuses(runs) == [Status.READY, Status.CANCELLED, Status.CANCELLED]
 
 

@@ -43,7 +43,7 @@ def ready(count: int) -> str:
     return f"""
     INSERT INTO django_dispatch_run (task, source, queue, priority, args, expires_at)
     SELECT 'shop.add', 'app', CASE WHEN n % 4 < 3 THEN 'bulk' WHEN n % 8 = 3 THEN 'mail' ELSE 'q' || n % 50 END,
-           (n * 7919 % 11) - 5, jsonb_build_array(n), CASE WHEN n % 7 = 0 THEN clock_timestamp() + n % 1000 * interval
+           (n * 7919 % 11) - 5, jsonb_build_array(n), CASE WHEN n % 7 = 0 THEN clock_timestamp() + n % 100 * interval
            '1 hour' - interval '1 minute' END FROM generate_series(1::bigint, {count}) AS n
     """
 

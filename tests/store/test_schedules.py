@@ -11,8 +11,8 @@ from django.db import DataError, IntegrityError, connection, transaction
 from django.db.models.functions import Now
 
 from django_dispatch.models import Run, Schedule, Status
-from django_dispatch.store.base import Store
-from django_dispatch.store.schedule_rows import Declaration, DueSchedule, Firing, StartRun
+from django_dispatch.store.base import NewRun, Store
+from django_dispatch.store.schedule_rows import Declaration, DueSchedule, Firing
 from tests.wakeups import Ear
 
 from .tables import acquire, add_run, claim
@@ -146,9 +146,20 @@ class TestFire:
 
     def test_what_the_schedule_does_not_say_is_as_the_task_says(self, store: Store) -> None:
         a_schedule()
-        store.fire([firing(see(store)[0], SLOT, task_queue="slow", task_priority=-5, on_lost="fail")])
+        store.fire(
+            [
+                firing(
+                    see(store)[0],
+                    SLOT,
+                    task_queue="slow",
+                    task_priority=-5,
+                    on_lost="fail",
+                    retention='{"FAILED": 60.0}',
+                )
+            ]
+        )
         run = Run.objects.get()
-        assert (run.queue, run.priority, run.on_lost) == ("slow", -5, "fail")
+        assert (run.queue, run.priority, run.on_lost, run.retention) == ("slow", -5, "fail", {"FAILED": 60.0})
 
     def test_a_body_is_told_its_time_by_the_rule(self, store: Store) -> None:
         a_schedule()
@@ -261,6 +272,13 @@ class TestWhoeverWrites:
         stale.save()
         assert (now_as(schedule).next_at, now_as(schedule).last_at, now_as(schedule).args) == (NEXT, SLOT, [2])
 
+    def test_a_save_of_who_made_it_does_not_undo_its_plan(self, store: Store) -> None:
+        schedule = Schedule.objects.create(name="a report", task=TASK, cron="0 12 * * *")
+        store.fire([firing(see(store)[0])])
+        schedule.args = [2]
+        schedule.save()
+        assert (now_as(schedule).next_at, now_as(schedule).args) == (NEXT, [2])
+
     def test_a_plan_of_an_unchanged_rule_does_not_go_back(self, store: Store) -> None:
         schedule = a_schedule(next_at=NEXT)
         Schedule.objects.filter(pk=schedule.pk).update(next_at=SLOT, planned_revision=0, revision=9)
@@ -370,7 +388,9 @@ class TestUnknown:
 
 
 def test_a_start_is_one_run_however_often_it_is_said(store: Store) -> None:
-    run = StartRun("start:1:shop.warm", "shop.warm", "mail", 3, "fail", "a node")
+    run = NewRun(
+        "shop.warm", queue="mail", priority=3, on_lost="fail", uuid="start:1:shop.warm", meta='{"on_start": "a node"}'
+    )
     store.enqueue_at_start([run])
     store.enqueue_at_start([run])
     store.enqueue_at_start([run._replace(uuid="start:2:shop.warm")])

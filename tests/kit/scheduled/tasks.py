@@ -29,6 +29,20 @@ def report(kind: str = "nightly") -> str:
     return kind
 
 
+if os.environ.get("KIT_CODE") == "limited":
+
+    @task(
+        bind=True,
+        every=timedelta(seconds=1),
+        on_start=True,
+        concurrency=1,
+        expires=3600,
+        key=lambda name="by": f"{name}!",
+    )
+    def one_by_function(ctx: TaskContext, name: str = "by") -> None:
+        """Keep to a limit by a key that only this code knows."""
+
+
 if not IS_NEWER:
 
     @task(every=timedelta(days=7))
