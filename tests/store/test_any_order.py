@@ -74,7 +74,7 @@ ENOUGH = {
     FOREIGN: 15,
     BUSY: 50,
     CLAIM_WITHOUT_LEASE: 30,
-    FULL: 100,
+    FULL: 30,
     SWEEP_BESIDE_LIVE: 30,
     LATE: 30,
 }
