@@ -1,7 +1,7 @@
 """The session of whoever asks dispatchers: autocommit and its own, so that it works inside the caller's transaction."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -9,7 +9,7 @@ import psycopg
 from psycopg import sql
 
 from . import statements
-from .session import connection_params
+from .session import listen_params
 
 
 class LiveDispatcher(NamedTuple):
@@ -26,6 +26,9 @@ class ControlSession:
 
     def __init__(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
         self._connection = connection
+        backend_pid = connection.execute("SELECT pg_backend_pid()").fetchone()
+        self.is_through_pooler = backend_pid != (connection.pgconn.backend_pid,)
+        """The session on the server is another one than libpq was told of, and may not be kept: see docs/databases.md."""
 
     def live(self) -> list[LiveDispatcher]:
         """Return the dispatchers that should answer."""
@@ -48,6 +51,11 @@ class ControlSession:
 @contextmanager
 def control_session(alias: str, listen_dsn: str | None) -> Iterator[ControlSession]:
     """Open a session on the database of an alias, or on ``listen_dsn`` where a pooler would keep it from listening."""
-    params = connection_params(alias, "control client") if listen_dsn is None else {"conninfo": listen_dsn}
-    with psycopg.connect(**params, autocommit=True) as connection:
-        yield ControlSession(connection)
+    with psycopg.connect(**listen_params(alias, listen_dsn, "control client"), autocommit=True) as connection:
+        session = ControlSession(connection)
+        try:
+            yield session
+        finally:
+            if session.is_through_pooler:  # what listens there hears what nobody fetches
+                with suppress(psycopg.Error):
+                    connection.execute("UNLISTEN *")

@@ -22,6 +22,10 @@ CONNECT_SECONDS = 10.0
 LISTEN_SECONDS = 5.0
 
 
+class Deaf(TimeoutError):
+    """LISTEN goes through a pooler, and has never brought anything: sessions there are not kept."""
+
+
 class Listener:
     """Calls ``on_wakeup`` for each wakeup, and ``on_connected`` after each LISTEN: then look at the table.
 
@@ -60,6 +64,7 @@ class Listener:
         self._heard = asyncio.Event()
         self._doubt = asyncio.Event()
         self.is_connected = False
+        self.is_proved = False
 
     async def run(self) -> None:
         """Listen for ever; reconnect after every failure."""
@@ -67,7 +72,7 @@ class Listener:
             try:
                 await self._listen()
             except (psycopg.Error, OSError, TimeoutError) as error:
-                self.is_connected = False
+                self.is_connected = self.is_proved = False
                 await self._on_failed(error)
 
     def doubt(self) -> None:
@@ -79,6 +84,8 @@ class Listener:
         async with asyncio.timeout(CONNECT_SECONDS):
             connection = await psycopg.AsyncConnection.connect(**params, autocommit=True)
         try:
+            async with asyncio.timeout(LISTEN_SECONDS):
+                is_pooled = await _is_through_pooler(connection)
             connection.add_notify_handler(lambda notify: self._on_notify(notify.channel, notify.payload))
             async with asyncio.timeout(LISTEN_SECONDS):
                 for channel in self._channels:
@@ -89,7 +96,14 @@ class Listener:
                 both.create_task(self._hear(connection), name="hear")
                 both.create_task(self._prove(), name="prove")
         except ExceptionGroup as failed:
-            raise failed.exceptions[0] from None
+            (error, *_) = failed.exceptions
+            if is_pooled and not self.is_proved and isinstance(error, TimeoutError):
+                await _unlisten(connection)
+                raise Deaf(
+                    "LISTEN hears nothing, for it goes through a pooler: runs are found by polling, and control commands"
+                    " are not heard. Set DISPATCH['LISTEN_DSN'] to a direct connection, or DISPATCH['WAKEUPS'] to []."
+                ) from None
+            raise error from None
         finally:
             await _close(connection)
 
@@ -139,12 +153,29 @@ class Listener:
                     f"LISTEN brings nothing: a wakeup sent to ourselves did not come within {self._proof_seconds:g} s"
                 ) from None
             while self._heard.is_set():
+                self.is_proved = True
                 self._on_proved()
                 self._heard.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._proof_seconds):
                         await self._doubt.wait()
             self._doubt.clear()
+
+
+async def _is_through_pooler(connection: psycopg.AsyncConnection[Any]) -> bool:
+    """Whether the session on the server is another one than libpq was told of: a pooler makes that number up."""
+    row = await (await connection.execute("SELECT pg_backend_pid()")).fetchone()
+    return row is not None and row[0] != connection.pgconn.backend_pid
+
+
+async def _unlisten(connection: psycopg.AsyncConnection[Any]) -> None:
+    """Do not leave the pooler a session that listens: what comes there piles up in clients that never asked for it.
+
+    A pooler hands out what was given back last, so that this is that session, most likely.
+    """
+    with contextlib.suppress(psycopg.Error, OSError, TimeoutError):
+        async with asyncio.timeout(1):
+            await connection.execute("UNLISTEN *")
 
 
 async def _close(connection: psycopg.AsyncConnection[Any]) -> None:

@@ -87,6 +87,7 @@ async def producers(dispatcher: "Dispatcher", data: Mapping[str, Any]) -> dict[s
         "listener": {
             "is_enabled": listener is not None,
             "is_connected": listener is not None and listener.is_connected,
+            "is_proved": listener is not None and listener.is_proved,
             "wakeups_received": stats.wakeups_received.total(),
         },
         "messages": {
