@@ -64,13 +64,14 @@ def lived(kit: Kit, pooler: Pooler, database: dict[str, Any]) -> None:
     assert {run.status for run in found} == {"SUCCESSFUL"}
     assert wait_until_final(stopped)[0].status == "CANCELLED"
     assert most_at_once(row for row in kit.ledger.rows() if row.note == "k") == 1
-    assert [kit.ledger.starts(run) for run in runs if run.task.endswith(("note", "one", "serial"))] == [1] * 9
-    assert not kit.ledger.overlaps(held)
+    for run in found:
+        assert kit.ledger.starts(run) <= 1 + run.interruptions  # a body that the kill met was begun again, no other
+        assert not kit.ledger.overlaps(run)
     wait_for(lambda: Run.objects.filter(schedule=each_second, status="SUCCESSFUL").count() >= 2, 30)
     each_second.delete()
     b.terminate()
     assert b.exit_code() == 0
-    for words in ("prepared statement", "does not exist"):
+    for words in ('prepared statement "', "does not exist"):
         assert words not in a.log + b.log
 
 
@@ -135,16 +136,13 @@ def test_who_listens_elsewhere_or_to_sessions_that_are_kept_hears(
     addresses = {"connection string": database_url, "alias": "other"}
     own = {} if listen is None else {"LISTEN_DSN": addresses[listen]}
     direct = json.dumps({"PORT": str(urlsplit(database_url).port)})
-    # With the exception of the listener's, a session of the pool is only lent.
-    a = kit.dispatchers(
+    kit.dispatchers(
         database_url=pooler.url,
         database={} if listen is None else DECLARED,
         settings=own,
         env={"KIT_OTHER_ALIAS": direct},
-        is_awaited=False,
         **FAR_AWAY,
     )
-    a.wait_until_ready()
     settings.DISPATCH = own | ({"LISTEN_DSN": database_url} if listen == "alias" else {})
     (answer,) = wait_for(lambda: ask("producers", timeout=2).answers)
     wait_for(lambda: ask("producers").answers[0]["listener"]["is_proved"], what="a listener that is proved")

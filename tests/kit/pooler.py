@@ -29,7 +29,7 @@ def program() -> str | None:
 class Pooler:
     """One PgBouncer. ``url`` is a database's address by way of it."""
 
-    def __init__(self, url: str, folder: Path, *, pool_mode: str = "transaction", pool_size: int = POOL_SIZE) -> None:
+    def __init__(self, url: str, folder: Path, *, pool_mode: str = "transaction", pool_size: int) -> None:
         executable = program()
         assert executable
         self._parts = urlsplit(url)
@@ -100,6 +100,8 @@ def pooler(request: pytest.FixtureRequest, database_url: str, tmp_path: Path) ->
     """A PgBouncer before the suite's database, if one is installed; the mode is the parameter of the fixture, if any."""
     if program() is None:
         pytest.skip("no PgBouncer is installed")
-    pooler = Pooler(database_url, tmp_path, pool_mode=getattr(request, "param", "transaction"))
+    pool_mode = getattr(request, "param", "transaction")
+    # A session that is kept is nobody else's: there must be one for each of the dispatcher's.
+    pooler = Pooler(database_url, tmp_path, pool_mode=pool_mode, pool_size=POOL_SIZE if pool_mode == "transaction" else 20)
     yield pooler
     pooler.kill()
