@@ -11,9 +11,9 @@ from django_dispatch.wakeups.base import CHANNEL
 class Ear:
     """A session that listens from now on."""
 
-    def __init__(self) -> None:
+    def __init__(self, alias: str = "default") -> None:
         self._session: psycopg.Connection[Any] = psycopg.connect(
-            **connection_params("default", "test"), autocommit=True
+            **connection_params(alias, "test"), autocommit=True
         )
         self._session.execute(f"LISTEN {CHANNEL}")
 
