@@ -141,15 +141,16 @@ def test_on_commit_of_the_other_database_orders_them(queue: str) -> None:
     User.objects.all().delete()
 
 
-def test_a_dispatcher_serves_it_and_bodies_use_both(kit: Kit, queue: str, database: str, database_url: str) -> None:
+def test_a_dispatcher_serves_it_and_bodies_use_both(kit: Kit, queue: str, database: str) -> None:
     others_tables = kit.sql.execute(TABLES).fetchone()
     a = kit.dispatchers(
+        async_concurrency=1,
         is_awaited=False,
         settings={"DATABASE": QUEUE},
         env={"KIT_OTHER_ALIAS": json.dumps({"NAME": database})},
     )
     runs = [tasks.query.delay(), tasks.aquery.delay(), tasks.note.apply_async(countdown=0.5)]
-    wait_for(lambda: not Run.objects.exclude(status="SUCCESSFUL").exists() or "Traceback" in a.log, 30)
+    wait_for(lambda: not Run.objects.exclude(status="SUCCESSFUL").exists(), 30)
     assert [Run.objects.get(pk=run.pk).status for run in runs] == ["SUCCESSFUL"] * 3
     assert Lease.objects.get().node == "a"
     assert Run.objects.using("default").count() == Lease.objects.using("default").count() == 0

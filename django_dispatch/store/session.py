@@ -52,6 +52,10 @@ PLAN = {
 KEEP_PLAN = "SET plan_cache_mode = force_generic_plan"
 KEEP_PLAN_SECONDS = 1.0
 
+# Where a pooler takes the settings away, each transaction has to name its level, if that is not the default there:
+# dispatchers would get in each other's way, and admission refuses any other.
+HAS_OTHER_ISOLATION = "SELECT current_setting('default_transaction_isolation') <> 'read committed'"
+
 logger = logging.getLogger("django_dispatch.database")
 
 
@@ -128,7 +132,8 @@ class Session:
         with self._translate_errors:
             try:
                 connection = self._connection or self._connect()
-                return connection.execute(statement, params, prepare=not self._is_pooled)
+                with connection.transaction() if connection.isolation_level else contextlib.nullcontext():
+                    return connection.execute(statement, params, prepare=not self._is_pooled)
             except psycopg.Error as error:
                 if _may_be_the_connection(error):
                     self.close()
@@ -158,6 +163,8 @@ class Session:
         if not self._is_pooled and connection.execute(self._terms.opening(connection)).fetchone() is None:
             self._is_pooled = True
             _tell_of_pooler(self._terms.alias)
+        if self._is_pooled and connection.execute(HAS_OTHER_ISOLATION).fetchone() == (True,):
+            connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         return connection
 
 
@@ -189,8 +196,9 @@ class AsyncSession:
                 if is_busy and not self._is_pooled and time.monotonic() - self._planned_at >= KEEP_PLAN_SECONDS:
                     await connection.execute("DISCARD PLANS")
                     self._planned_at = time.monotonic()
-                cursor = await connection.execute(statement, params, prepare=not self._is_pooled)
-                return await cursor.fetchall()
+                async with connection.transaction() if connection.isolation_level else contextlib.nullcontext():
+                    cursor = await connection.execute(statement, params, prepare=not self._is_pooled)
+                    return await cursor.fetchall()
             except psycopg.Error as error:
                 if _may_be_the_connection(error):
                     await self.close()
@@ -224,14 +232,15 @@ class AsyncSession:
         if role_change := self._terms.role_change():
             await connection.execute(role_change)
         self._is_pooled = self._terms.is_pooled
-        if self._is_pooled:
-            return connection
-        opened = await connection.execute(self._terms.opening(connection))
-        if await opened.fetchone() is None:
-            self._is_pooled = True
+        if not self._is_pooled:
+            opened = await connection.execute(self._terms.opening(connection))
+            self._is_pooled = await opened.fetchone() is None
+            if not self._is_pooled:
+                await connection.execute(KEEP_PLAN)
+                return connection
             _tell_of_pooler(self._terms.alias)
-        else:
-            await connection.execute(KEEP_PLAN)
+        if await (await connection.execute(HAS_OTHER_ISOLATION)).fetchone() == (True,):
+            await connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
         return connection
 
 
