@@ -162,7 +162,9 @@ def test_a_dispatcher_serves_it_and_bodies_use_both(kit: Kit, queue: str, databa
 def test_an_atomic_body_is_one_transaction_there_and_not_elsewhere(kit: Kit, queue: str, database: str) -> None:
     """What it writes to another database stays when its success does not."""
     kit.sql.execute("CREATE TABLE IF NOT EXISTS kit_effect (run_id bigint, attempt int)")
-    kit.dispatchers(is_awaited=False, settings={"DATABASE": QUEUE}, env={"KIT_OTHER_ALIAS": json.dumps({"NAME": database})})
+    kit.dispatchers(
+        is_awaited=False, settings={"DATABASE": QUEUE}, env={"KIT_OTHER_ALIAS": json.dumps({"NAME": database})}
+    )
     run = retries.has_effect.delay("raise")
     wait_for(lambda: Run.objects.get(pk=run.pk).finished_at, 30)
     try:

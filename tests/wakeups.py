@@ -12,9 +12,7 @@ class Ear:
     """A session that listens from now on."""
 
     def __init__(self, alias: str = "default") -> None:
-        self._session: psycopg.Connection[Any] = psycopg.connect(
-            **connection_params(alias, "test"), autocommit=True
-        )
+        self._session: psycopg.Connection[Any] = psycopg.connect(**connection_params(alias, "test"), autocommit=True)
         self._session.execute(f"LISTEN {CHANNEL}")
 
     def heard(self) -> list[str]:

@@ -38,7 +38,9 @@ class Pooler:
         self._executable = executable
         self._log = folder / "pgbouncer.log"
         self._ini = folder / "pgbouncer.ini"
-        target = f"host={self._parts.hostname} port={self._parts.port or 5432} user={unquote(self._parts.username or '')}"
+        target = (
+            f"host={self._parts.hostname} port={self._parts.port or 5432} user={unquote(self._parts.username or '')}"
+        )
         self._ini.write_text(
             f"[databases]\n* = {target} password={unquote(self._parts.password or '')}\n"
             "[pgbouncer]\n"
@@ -102,6 +104,8 @@ def pooler(request: pytest.FixtureRequest, database_url: str, tmp_path: Path) ->
         pytest.skip("no PgBouncer is installed")
     pool_mode = getattr(request, "param", "transaction")
     # A session that is kept is nobody else's: there must be one for each of the dispatcher's.
-    pooler = Pooler(database_url, tmp_path, pool_mode=pool_mode, pool_size=POOL_SIZE if pool_mode == "transaction" else 20)
+    pooler = Pooler(
+        database_url, tmp_path, pool_mode=pool_mode, pool_size=POOL_SIZE if pool_mode == "transaction" else 20
+    )
     yield pooler
     pooler.kill()
