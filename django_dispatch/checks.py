@@ -132,7 +132,7 @@ def _listen_messages(found: conf.DispatchSettings) -> Iterator[CheckMessage]:
     elif "pg_notify" in found.wakeups and _is_pooled(connections[alias].settings_dict):
         yield Warning(
             f"The database {alias!r} seems to be reached through a transaction pooler, where LISTEN hears nothing.",
-            hint="Set DISPATCH['LISTEN_DSN'] to a direct connection or its alias, or DISPATCH['WAKEUPS'] to [] to poll only.",
+            hint="Set DISPATCH['LISTEN_DSN'] to a direct connection, or DISPATCH['WAKEUPS'] to [] to poll only.",
             id="django_dispatch.W001",
         )
 

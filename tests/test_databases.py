@@ -198,7 +198,7 @@ def test_a_test_case_names_both_databases(queue: str) -> None:
     """As a project's own tests do it: what is enqueued is rolled back with the test."""
 
     class Ordering(TestCase):
-        databases = {"default", QUEUE}  # noqa: RUF012 - as Django has it
+        databases = {"default", QUEUE}
 
         def test_it(self) -> None:
             with self.captureOnCommitCallbacks(using=QUEUE) as callbacks, transaction.atomic(using=QUEUE):

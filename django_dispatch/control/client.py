@@ -86,15 +86,15 @@ def ask(
             live = [one for one in session.live() if node is None or one.node == node]
             replies = Replies(len(live) if expected_replies is None else expected_replies)
             if replies.expected:
+                if not session.can_listen():
+                    raise ControlError(
+                        f"No answer to the control command {command!r} could be heard through a pooler."
+                        " Set DISPATCH['LISTEN_DSN'] to a direct connection."
+                    )
                 reply_to = f"django_dispatch_{uuid4().hex}"
                 session.listen(reply_to)
                 session.send(settings.control_channel, compose_command(command, data, reply_to=reply_to, node=node))
                 _collect(session, replies, live, time.monotonic() + timeout, is_counted=expected_replies is not None)
-            if replies.missing and not replies.answers and session.is_through_pooler:
-                raise ControlError(
-                    f"No answer to the control command {command!r} was heard, perhaps because LISTEN goes through a"
-                    " pooler. Set DISPATCH['LISTEN_DSN'] to a direct connection."
-                )
             return replies
     except (psycopg.Error, BadMessage) as error:
         raise _cannot(command, error) from error

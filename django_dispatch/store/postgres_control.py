@@ -1,7 +1,7 @@
 """The session of whoever asks dispatchers: autocommit and its own, so that it works inside the caller's transaction."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -10,6 +10,8 @@ from psycopg import sql
 
 from . import statements
 from .session import listen_params
+
+SHARING_ROUNDS = 3
 
 
 class LiveDispatcher(NamedTuple):
@@ -24,11 +26,24 @@ class LiveDispatcher(NamedTuple):
 class ControlSession:
     """Listens and sends. Raises psycopg's errors."""
 
-    def __init__(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
+    def __init__(self, connection: psycopg.Connection[tuple[Any, ...]], params: dict[str, Any]) -> None:
         self._connection = connection
-        backend_pid = connection.execute("SELECT pg_backend_pid()").fetchone()
-        self.is_through_pooler = backend_pid != (connection.pgconn.backend_pid,)
-        """The session on the server is another one than libpq was told of, and may not be kept: see docs/databases.md."""
+        self._params = params
+
+    def can_listen(self) -> bool:
+        """Whether no pooler lends this session to others after each transaction; as the dispatcher's listener sees it.
+
+        Nothing is left behind there, unlike after a LISTEN that hears nothing.
+        """
+        ours = _backend_pid(self._connection)
+        if ours == self._connection.pgconn.backend_pid:
+            return True
+        with psycopg.connect(**self._params) as other:
+            for _ in range(SHARING_ROUNDS):
+                if _backend_pid(other) == ours or _backend_pid(self._connection) != ours:
+                    return False
+                other.rollback()
+        return True
 
     def live(self) -> list[LiveDispatcher]:
         """Return the dispatchers that should answer."""
@@ -48,14 +63,14 @@ class ControlSession:
             yield notification.payload
 
 
+def _backend_pid(connection: psycopg.Connection[tuple[Any, ...]]) -> int | None:
+    row = connection.execute("SELECT pg_backend_pid()").fetchone()
+    return int(row[0]) if row else None
+
+
 @contextmanager
 def control_session(alias: str, listen_dsn: str | None) -> Iterator[ControlSession]:
     """Open a session on the database of an alias, or on ``listen_dsn`` where a pooler would keep it from listening."""
-    with psycopg.connect(**listen_params(alias, listen_dsn, "control client"), autocommit=True) as connection:
-        session = ControlSession(connection)
-        try:
-            yield session
-        finally:
-            if session.is_through_pooler:  # what listens there hears what nobody fetches
-                with suppress(psycopg.Error):
-                    connection.execute("UNLISTEN *")
+    params = listen_params(alias, listen_dsn, "control client")
+    with psycopg.connect(**params, autocommit=True) as connection:
+        yield ControlSession(connection, params)

@@ -20,10 +20,11 @@ from .base import CHANNEL, Wakeup
 
 CONNECT_SECONDS = 10.0
 LISTEN_SECONDS = 5.0
+SHARING_ROUNDS = 3
 
 
-class Deaf(TimeoutError):
-    """LISTEN goes through a pooler, and has never brought anything: sessions there are not kept."""
+class Deaf(OSError):
+    """LISTEN would go through a pooler that keeps no sessions."""
 
 
 class Listener:
@@ -85,7 +86,11 @@ class Listener:
             connection = await psycopg.AsyncConnection.connect(**params, autocommit=True)
         try:
             async with asyncio.timeout(LISTEN_SECONDS):
-                is_pooled = await _is_through_pooler(connection)
+                if await _are_sessions_shared(connection, params):
+                    raise Deaf(
+                        "LISTEN would hear nothing through a pooler: runs are found by polling, and control commands"
+                        " are not heard. Set DISPATCH['LISTEN_DSN'] to a direct connection, or DISPATCH['WAKEUPS'] to []."
+                    )
             connection.add_notify_handler(lambda notify: self._on_notify(notify.channel, notify.payload))
             async with asyncio.timeout(LISTEN_SECONDS):
                 for channel in self._channels:
@@ -96,14 +101,7 @@ class Listener:
                 both.create_task(self._hear(connection), name="hear")
                 both.create_task(self._prove(), name="prove")
         except ExceptionGroup as failed:
-            (error, *_) = failed.exceptions
-            if is_pooled and not self.is_proved and isinstance(error, TimeoutError):
-                await _unlisten(connection)
-                raise Deaf(
-                    "LISTEN hears nothing, for it goes through a pooler: runs are found by polling, and control commands"
-                    " are not heard. Set DISPATCH['LISTEN_DSN'] to a direct connection, or DISPATCH['WAKEUPS'] to []."
-                ) from None
-            raise error from None
+            raise failed.exceptions[0] from None
         finally:
             await _close(connection)
 
@@ -162,20 +160,26 @@ class Listener:
             self._doubt.clear()
 
 
-async def _is_through_pooler(connection: psycopg.AsyncConnection[Any]) -> bool:
-    """Whether the session on the server is another one than libpq was told of: a pooler makes that number up."""
-    row = await (await connection.execute("SELECT pg_backend_pid()")).fetchone()
-    return row is not None and row[0] != connection.pgconn.backend_pid
+async def _are_sessions_shared(connection: psycopg.AsyncConnection[Any], params: dict[str, Any]) -> bool:
+    """Whether a pooler lends its sessions for a transaction, so that LISTEN hears nothing: seen before one listens.
 
-
-async def _unlisten(connection: psycopg.AsyncConnection[Any]) -> None:
-    """Do not leave the pooler a session that listens: what comes there piles up in clients that never asked for it.
-
-    A pooler hands out what was given back last, so that this is that session, most likely.
+    A LISTEN in such a session would stay: its wakeups would pile up in clients that never asked for them. Whoever asks
+    next gets the session that was given back last; or others ask too, and we get another one.
     """
-    with contextlib.suppress(psycopg.Error, OSError, TimeoutError):
-        async with asyncio.timeout(1):
-            await connection.execute("UNLISTEN *")
+    ours = await _backend_pid(connection)
+    if ours == connection.pgconn.backend_pid:
+        return False  # libpq was told the true number: no pooler
+    async with await psycopg.AsyncConnection.connect(**params) as other:
+        for _ in range(SHARING_ROUNDS):
+            if await _backend_pid(other) == ours or await _backend_pid(connection) != ours:
+                return True
+            await other.rollback()
+    return False
+
+
+async def _backend_pid(connection: psycopg.AsyncConnection[Any]) -> int | None:
+    row = await (await connection.execute("SELECT pg_backend_pid()")).fetchone()
+    return int(row[0]) if row else None
 
 
 async def _close(connection: psycopg.AsyncConnection[Any]) -> None:

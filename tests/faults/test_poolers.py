@@ -113,25 +113,25 @@ def test_a_listener_that_a_pooler_makes_deaf_is_found_out(kit: Kit, pooler: Pool
     port = free_port()
     a = kit.dispatchers(
         database_url=pooler.url,
-        poll_interval=1.5,
+        poll_interval=2,
         lease_ttl=15,
         settings={"METRICS_PORT": port, "METRICS_HOST": "127.0.0.1"},
     )
     assert scrape(port).value("django_dispatch_listener_proved") == 0
     first = Run.objects.create(task="tests.kit.tasks.note")
     (first,) = wait_until_final(first)
-    a.wait_for_log("LISTEN hears nothing, for it goes through a pooler")
+    a.wait_for_log("LISTEN would hear nothing through a pooler")
     assert pooler.every_session(LISTENING) == []
     # However long it is quiet: that nothing is heard says nothing. Rows of the app's make no wakeup by themselves.
     runs = [first]
     for _ in range(3):
         runs += wait_until_final(Run.objects.create(task="tests.kit.tasks.note"))
     waits = [(kit.ledger.rows(run)[0].started_at - run.enqueued_at).total_seconds() for run in runs]
-    assert sorted(waits)[1] < 2 * 1.5
+    assert max(waits) < 3 * 2
     seen = scrape(port)
     assert seen.value("django_dispatch_listener_proved") == seen.value("django_dispatch_listener_connected") == 0
     assert get(port, "/healthz")[0] == get(port, "/readyz")[0] == 200
-    assert a.log.count("LISTEN hears nothing") == 1
+    assert a.log.count("LISTEN would hear nothing") == 1
     assert "Trouble" not in a.log
 
 
@@ -164,7 +164,7 @@ def test_who_listens_elsewhere_or_to_sessions_that_are_kept_hears(
 def test_who_asks_through_a_pooler_is_told_why_no_answer_comes(kit: Kit, pooler: Pooler) -> None:
     kit.dispatchers()
     with runs_on(pooler.url), pytest.raises(ControlError, match="LISTEN_DSN"):
-        ask("alive", timeout=1)
+        ask("alive", timeout=3600)
     assert pooler.every_session(LISTENING) == []
 
 

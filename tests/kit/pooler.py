@@ -99,7 +99,7 @@ class Pooler:
 
 @pytest.fixture
 def pooler(request: pytest.FixtureRequest, database_url: str, tmp_path: Path) -> Iterator[Pooler]:
-    """A PgBouncer before the suite's database, if one is installed; the mode is the parameter of the fixture, if any."""
+    """A PgBouncer before the suite's database, if one is installed; a parameter is its mode."""
     if program() is None:
         pytest.skip("no PgBouncer is installed")
     pool_mode = getattr(request, "param", "transaction")
