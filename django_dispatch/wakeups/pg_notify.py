@@ -89,7 +89,7 @@ class Listener:
                 if await _are_sessions_shared(connection, params):
                     raise Deaf(
                         "LISTEN would hear nothing through a pooler: runs are found by polling, and control commands"
-                        " are not heard. Set DISPATCH['LISTEN_DSN'] to a direct connection, or DISPATCH['WAKEUPS'] to []."
+                        " are not heard. Set DISPATCH['LISTEN_DSN'] to a direct connection, or WAKEUPS to []."
                     )
             connection.add_notify_handler(lambda notify: self._on_notify(notify.channel, notify.payload))
             async with asyncio.timeout(LISTEN_SECONDS):
