@@ -22,7 +22,7 @@ from tests.kit.scrape import free_port, get, scrape
 from tests.kit.server import runs_on
 from tests.kit.waiting import wait_for
 
-MANY = 300
+MANY = 500
 TOLD = "The database 'default' is reached through a pooler"
 DECLARED = {"DISABLE_SERVER_SIDE_CURSORS": True}
 # What executors set where nothing tells them of a pooler: it has PostgreSQL see sooner that a client is gone.

@@ -4,7 +4,6 @@ import contextlib
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,11 +57,11 @@ class Pooler:
 
     def start(self) -> None:
         """Start it, and return when it serves."""
-        with self._log.open("ab") as log:
+        with self._log.open("ab") as log, self._ini.open("rb") as ini:
             # By its standard input: the account has no way into a test's folder.
             self._process = subprocess.Popen(
                 [self._executable, "/dev/stdin"],
-                stdin=self._ini.open("rb"),
+                stdin=ini,
                 stdout=log,
                 stderr=log,
                 user=NOBODY if os.getuid() == 0 else None,
@@ -77,10 +76,9 @@ class Pooler:
             self._process.wait()
             self._process = None
 
-    def restart(self, *, away_seconds: float = 0.0) -> None:
+    def restart(self) -> None:
         """Kill it and start it again."""
         self.kill()
-        time.sleep(away_seconds)
         self.start()
 
     def every_session(self, query: str) -> list[tuple[Any, ...]]:
