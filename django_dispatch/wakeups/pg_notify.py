@@ -21,6 +21,7 @@ from .base import CHANNEL, Wakeup
 CONNECT_SECONDS = 10.0
 LISTEN_SECONDS = 5.0
 SHARING_ROUNDS = 3
+SHARING_SECONDS = 2.0
 
 
 class Deaf(OSError):
@@ -169,11 +170,13 @@ async def _are_sessions_shared(connection: psycopg.AsyncConnection[Any], params:
     ours = await _backend_pid(connection)
     if ours == connection.pgconn.backend_pid:
         return False  # libpq was told the true number: no pooler
-    async with await psycopg.AsyncConnection.connect(**params) as other:
-        for _ in range(SHARING_ROUNDS):
-            if await _backend_pid(other) == ours or await _backend_pid(connection) != ours:
-                return True
-            await other.rollback()
+    # No answer: a pool that is used up, by sessions that are kept. What comes of LISTEN will tell.
+    with contextlib.suppress(psycopg.Error, TimeoutError):
+        async with asyncio.timeout(SHARING_SECONDS), await psycopg.AsyncConnection.connect(**params) as other:
+            for _ in range(SHARING_ROUNDS):
+                if await _backend_pid(other) == ours or await _backend_pid(connection) != ours:
+                    return True
+                await other.rollback()
     return False
 
 
