@@ -11,7 +11,7 @@ from psycopg import sql
 from . import statements
 from .session import listen_params
 
-SHARING_ROUNDS = 3
+SHARING_ROUNDS = 10
 
 
 class LiveDispatcher(NamedTuple):
@@ -40,7 +40,7 @@ class ControlSession:
             return True
         with psycopg.connect(**self._params) as other:
             for _ in range(SHARING_ROUNDS):
-                if _backend_pid(other) == ours or _backend_pid(self._connection) != ours:
+                if _backend_pid(self._connection) != ours or _backend_pid(other) == ours:
                     return False
                 other.rollback()
         return True
@@ -64,7 +64,7 @@ class ControlSession:
 
 
 def _backend_pid(connection: psycopg.Connection[tuple[Any, ...]]) -> int | None:
-    row = connection.execute("SELECT pg_backend_pid()").fetchone()
+    row = connection.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
     return int(row[0]) if row else None
 
 

@@ -20,7 +20,7 @@ from .base import CHANNEL, Wakeup
 
 CONNECT_SECONDS = 10.0
 LISTEN_SECONDS = 5.0
-SHARING_ROUNDS = 3
+SHARING_ROUNDS = 10
 SHARING_SECONDS = 2.0
 
 
@@ -174,14 +174,14 @@ async def _are_sessions_shared(connection: psycopg.AsyncConnection[Any], params:
     with contextlib.suppress(psycopg.Error, TimeoutError):
         async with asyncio.timeout(SHARING_SECONDS), await psycopg.AsyncConnection.connect(**params) as other:
             for _ in range(SHARING_ROUNDS):
-                if await _backend_pid(other) == ours or await _backend_pid(connection) != ours:
+                if await _backend_pid(connection) != ours or await _backend_pid(other) == ours:
                     return True
                 await other.rollback()
     return False
 
 
 async def _backend_pid(connection: psycopg.AsyncConnection[Any]) -> int | None:
-    row = await (await connection.execute("SELECT pg_backend_pid()")).fetchone()
+    row = await (await connection.execute("SELECT pg_backend_pid()", prepare=False)).fetchone()
     return int(row[0]) if row else None
 
 
