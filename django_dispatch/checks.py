@@ -4,7 +4,7 @@
 id                    meaning
 ====================  ==========================================================================================
 django_dispatch.E001  ``DISPATCH`` has an unknown key, a nonsense value, or two keys that contradict each other
-django_dispatch.E002  ``DISPATCH["DATABASE"]`` is no alias of ``DATABASES``
+django_dispatch.E002  ``DISPATCH["DATABASE"]``, or ``LISTEN_DSN``, is no alias of ``DATABASES``
 django_dispatch.E003  ``DISPATCH["DATABASE"]`` is not PostgreSQL
 django_dispatch.E004  psycopg 3 cannot be imported, often for want of libpq; Django falls back to psycopg2 silently
 django_dispatch.E005  a task module cannot be imported
@@ -15,6 +15,7 @@ django_dispatch.W002  psycopg runs in its pure Python implementation
 django_dispatch.W003  ``DISPATCH["NOTIFY_CHANNELS"]`` is set, but ``WAKEUPS`` has no ``"pg_notify"``: nobody listens
 django_dispatch.W004  ``DISPATCH["METRICS_PORT"]`` is set, but prometheus-client is not installed
 django_dispatch.W005  a schedule has a problem; only with ``check --database``, which asks the database
+django_dispatch.W006  routers would have runs read, written or migrated elsewhere than in ``DISPATCH["DATABASE"]``
 ====================  ==========================================================================================
 
 They have two tags, beside Django's own for the database, because the dispatcher must not import task modules: a command
@@ -28,7 +29,7 @@ from typing import Any
 from django.apps import AppConfig
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
-from django.db import DatabaseError, connections
+from django.db import DatabaseError, connections, router
 
 from django_dispatch import conf
 from django_dispatch.metrics import HINT, can_be_exposed
@@ -38,6 +39,7 @@ SETTINGS_TAG = "django_dispatch"
 TASKS_TAG = "django_dispatch_tasks"
 
 PGBOUNCER_PORT = "6432"
+SIGNS_OF_A_CONNECTION_STRING = ("=", "://")
 MOST_SCHEDULES = 20
 REDIS_PACKAGES = ("django_redis", "arq")
 
@@ -112,12 +114,8 @@ def _database_messages(found: conf.DispatchSettings) -> Iterator[CheckMessage]:
             id="django_dispatch.E003",
         )
         return
-    if "pg_notify" in found.wakeups and found.listen_dsn is None and _is_pooled(connection.settings_dict):
-        yield Warning(
-            f"The database {alias!r} seems to be reached through a transaction pooler, where LISTEN hears nothing.",
-            hint="Set DISPATCH['LISTEN_DSN'] to a direct connection, or DISPATCH['WAKEUPS'] to [] to poll only.",
-            id="django_dispatch.W001",
-        )
+    yield from _listen_messages(found)
+    yield from _router_messages(alias)
     if found.notify_channels and "pg_notify" not in found.wakeups:
         yield Warning(
             f"Nobody hears {', '.join(sorted(found.notify_channels))}: DISPATCH['WAKEUPS'] has no 'pg_notify'.",
@@ -154,6 +152,41 @@ def _can_import(name: str) -> bool:
     except ImportError:
         return False
     return True
+
+
+def _listen_messages(found: conf.DispatchSettings) -> Iterator[CheckMessage]:
+    alias = found.listen_dsn or found.database
+    if alias not in connections:
+        if not any(sign in alias for sign in SIGNS_OF_A_CONNECTION_STRING):
+            yield Error(
+                "DISPATCH['LISTEN_DSN'] is neither a connection string nor an alias of DATABASES.",
+                hint=f"The aliases are {', '.join(connections)}.",
+                id="django_dispatch.E002",
+            )
+    elif "pg_notify" in found.wakeups and _is_pooled(connections[alias].settings_dict):
+        yield Warning(
+            f"The database {alias!r} seems to be reached through a transaction pooler, where LISTEN hears nothing.",
+            hint="Set DISPATCH['LISTEN_DSN'] to a direct connection, or DISPATCH['WAKEUPS'] to [] to poll only.",
+            id="django_dispatch.W001",
+        )
+
+
+def _router_messages(alias: str) -> Iterator[CheckMessage]:
+    from django_dispatch.models import Run
+
+    wrong = [
+        f"{what} to {other!r}"
+        for what, other in (("reads go", router.db_for_read(Run)), ("writes go", router.db_for_write(Run)))
+        if other != alias
+    ]
+    if not router.allow_migrate_model(alias, Run):
+        wrong.append("no migration makes its table there")
+    if wrong:
+        yield Warning(
+            f"DISPATCH['DATABASE'] is {alias!r}, but the routers say otherwise for Run: {', '.join(wrong)}.",
+            hint='Put "django_dispatch.routers.DispatchRouter" first in DATABASE_ROUTERS.',
+            id="django_dispatch.W006",
+        )
 
 
 def _metrics_messages(found: conf.DispatchSettings) -> Iterator[CheckMessage]:

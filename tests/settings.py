@@ -16,4 +16,5 @@ DATABASES["default"] |= json.loads(os.environ.get("KIT_DATABASE", "{}"))  # noqa
 if "KIT_LOGGING" in os.environ:
     LOGGING = json.loads(os.environ["KIT_LOGGING"])
 if "KIT_OTHER_ALIAS" in os.environ:
-    DATABASES["other"] = dict(DATABASES["default"])  # noqa: F405
+    DATABASE_ROUTERS = ["django_dispatch.routers.DispatchRouter"]
+    DATABASES["other"] = DATABASES["default"] | json.loads(os.environ["KIT_OTHER_ALIAS"])  # noqa: F405

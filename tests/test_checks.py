@@ -33,6 +33,11 @@ def add_database() -> Iterator[Callable[..., None]]:
         del connections.settings[alias]
 
 
+@pytest.fixture(autouse=True)
+def routers(settings: Any) -> None:
+    settings.DATABASE_ROUTERS = ["django_dispatch.routers.DispatchRouter"]
+
+
 def ids_of(messages: list[CheckMessage]) -> list[str | None]:
     for message in messages:
         assert message.hint
@@ -84,10 +89,20 @@ def test_w001_listen_through_a_transaction_pooler(
     add_database("pooled", **pooled)
     settings.DISPATCH = {"DATABASE": "pooled"}
     assert ids_of(checks.check_settings()) == ["django_dispatch.W001"]
-    ways_out: list[dict[str, Any]] = [{"LISTEN_DSN": "postgresql://db/shop"}, {"WAKEUPS": []}]
+    add_database("direct")
+    ways_out: list[dict[str, Any]] = [
+        {"LISTEN_DSN": "postgresql://db/shop"},
+        {"LISTEN_DSN": "host=db"},
+        {"LISTEN_DSN": "direct"},
+        {"WAKEUPS": []},
+    ]
     for way_out in ways_out:
         settings.DISPATCH = {"DATABASE": "pooled"} | way_out
         assert checks.check_settings() == []
+    settings.DISPATCH = {"LISTEN_DSN": "pooled"}
+    assert ids_of(checks.check_settings()) == ["django_dispatch.W001"]
+    settings.DISPATCH = {"LISTEN_DSN": "a typo"}
+    assert ids_of(checks.check_settings()) == ["django_dispatch.E002"]
 
 
 def test_w002_the_python_implementation_of_psycopg(

@@ -99,3 +99,39 @@ def test_a_hundred_thousand_wakeups_leave_nothing_behind_in_memory() -> None:
         return sizes[-1] - sizes[0]
 
     assert asyncio.run(main()) < 4_000_000
+
+
+@pytest.mark.django_db(transaction=True)
+def test_it_is_the_first_wakeup_that_proves_a_listener_and_not_that_it_listens() -> None:
+    """Until then polls are not to be rarer: LISTEN succeeds where nothing comes, too."""
+
+    async def main() -> None:
+        connected, proved = asyncio.Event(), asyncio.Event()
+        sender = await psycopg.AsyncConnection.connect(**connection_params("default", "test"), autocommit=True)
+        payloads: asyncio.Queue[str] = asyncio.Queue()
+
+        async def fail(error: Exception) -> None:
+            raise AssertionError("the listener fails") from error
+
+        listener = Listener(
+            lambda: connection_params("default", "listener"),
+            on_wakeup=lambda wakeup: None,
+            on_connected=connected.set,
+            send=payloads.put,
+            on_failed=fail,
+            on_proved=proved.set,
+            proof_seconds=60,
+        )
+        task = asyncio.create_task(listener.run())
+        async with asyncio.timeout(20):
+            await connected.wait()
+            payload = await payloads.get()
+            assert (listener.is_connected, listener.is_proved) == (True, False)
+            await sender.execute("SELECT pg_notify('django_dispatch', %s)", [payload])
+            await proved.wait()
+        assert listener.is_proved
+        task.cancel()
+        await asyncio.wait([task])
+        await sender.close()
+
+    asyncio.run(main())

@@ -11,10 +11,8 @@ from django_dispatch.wakeups.base import CHANNEL
 class Ear:
     """A session that listens from now on."""
 
-    def __init__(self) -> None:
-        self._session: psycopg.Connection[Any] = psycopg.connect(
-            **connection_params("default", "test"), autocommit=True
-        )
+    def __init__(self, alias: str = "default") -> None:
+        self._session: psycopg.Connection[Any] = psycopg.connect(**connection_params(alias, "test"), autocommit=True)
         self._session.execute(f"LISTEN {CHANNEL}")
 
     def heard(self) -> list[str]:

@@ -58,7 +58,7 @@ def send(command: str, data: Mapping[str, Any] | None = None, *, node: str | Non
 
     At once, whatever transaction the caller is in. Raises ControlError if the database does not take it.
     """
-    settings = conf.current()
+    settings = _settings_to_be_heard(command)
     try:
         with control_session(settings.database, settings.listen_dsn) as session:
             session.send(settings.control_channel, compose_command(command, data, node=node))
@@ -80,12 +80,17 @@ def ask(
     ``timeout`` seconds at the latest. Works inside a transaction, and does not see what that has not committed. An
     answer with the key ``error`` is a refusal. Raises ControlError if the database does not take the question.
     """
-    settings = conf.current()
+    settings = _settings_to_be_heard(command)
     try:
         with control_session(settings.database, settings.listen_dsn) as session:
             live = [one for one in session.live() if node is None or one.node == node]
             replies = Replies(len(live) if expected_replies is None else expected_replies)
             if replies.expected:
+                if not session.can_listen():
+                    raise ControlError(
+                        f"No answer to the control command {command!r} could be heard through a pooler."
+                        " Set DISPATCH['LISTEN_DSN'] to a direct connection."
+                    )
                 reply_to = f"django_dispatch_{uuid4().hex}"
                 session.listen(reply_to)
                 session.send(settings.control_channel, compose_command(command, data, reply_to=reply_to, node=node))
@@ -112,6 +117,15 @@ async def aask(
     return await sync_to_async(ask, thread_sensitive=False)(
         command, data, node=node, timeout=timeout, expected_replies=expected_replies
     )
+
+
+def _settings_to_be_heard(command: str) -> conf.DispatchSettings:
+    settings = conf.current()
+    if "pg_notify" not in settings.wakeups:
+        raise ControlError(
+            f"No dispatcher would hear the control command {command!r}: DISPATCH['WAKEUPS'] has no 'pg_notify'."
+        )
+    return settings
 
 
 def _collect(

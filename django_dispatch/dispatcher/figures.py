@@ -176,6 +176,12 @@ def _wakeups(dispatcher: "Dispatcher") -> Iterator[Family]:
             (),
             {(): int(listener.is_connected)},
         )
+        yield gauge(
+            "django_dispatch_listener_proved",
+            "1 if the listening connection has brought a wakeup that was sent to ourselves.",
+            (),
+            {(): int(listener.is_proved)},
+        )
     if bell is not None:
         yield gauge(
             "django_dispatch_redis_connected", "1 if wakeups by Redis are proved.", (), {(): int(bell.is_connected)}

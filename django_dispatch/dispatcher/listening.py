@@ -1,18 +1,24 @@
 """The dispatcher's listener: where it connects, how it sends itself proofs, whom it tells of trouble. On the loop."""
 
+import asyncio
+import logging
 from collections.abc import Callable
-from typing import Any
 
 from ..conf import DispatchSettings
-from ..store.session import connection_params
+from ..store.session import listen_params
 from ..wakeups.base import Wakeup
-from ..wakeups.pg_notify import Listener
+from ..wakeups.pg_notify import Deaf, Listener
 from .backoff import Backoff
+from .housekeeping import jittered
 from .stats import Stats
 from .store_thread import StoreThread
 from .trouble import Trouble
 
 LONGEST_PROOF_SECONDS = 5.0
+# Behind a pooler that pools transactions, LISTEN will hear nothing next time either. It may be set otherwise one day.
+DEAF_SECONDS = 60.0
+
+logger = logging.getLogger("django_dispatch.dispatcher")
 
 
 def open_listener(
@@ -27,15 +33,28 @@ def open_listener(
 ) -> Listener:
     """Return a listener that shares in what the dispatcher knows of the database; nothing is connected yet."""
     backoff = Backoff()
+    is_known_deaf = False
 
     async def send(payload: str) -> None:
         await store.call(store.store.notify, [payload])
 
     async def fail(error: Exception) -> None:
+        nonlocal is_known_deaf
+        if isinstance(error, Deaf):
+            if not is_known_deaf:
+                logger.warning("%s", error)
+            is_known_deaf = True
+            trouble.succeeded("listener")
+            stats.succeed("listener", DEAF_SECONDS)
+            return await asyncio.sleep(jittered(DEAF_SECONDS))
         trouble.failed("listener", error)
         await trouble.pause(backoff.next_seconds())
 
     def succeed() -> None:
+        nonlocal is_known_deaf
+        if is_known_deaf:
+            logger.warning("LISTEN hears again.")
+        is_known_deaf = False
         backoff.reset()
         trouble.succeeded("listener")
         stats.succeed("listener")
@@ -43,7 +62,7 @@ def open_listener(
     proof_seconds = min(max(settings.poll_interval_seconds, 1.0), LONGEST_PROOF_SECONDS)
     stats.expect("listener", proof_seconds)
     listener = Listener(
-        lambda: _params(settings),
+        lambda: listen_params(settings.database, settings.listen_dsn, "listener"),
         on_wakeup=on_wakeup,
         on_connected=on_connected,
         send=send,
@@ -56,9 +75,3 @@ def open_listener(
     )
     trouble.on_relief(listener.doubt)
     return listener
-
-
-def _params(settings: DispatchSettings) -> dict[str, Any]:
-    if settings.listen_dsn is not None:
-        return {"conninfo": settings.listen_dsn, "application_name": "django_dispatch listener"}
-    return connection_params(settings.database, "listener")

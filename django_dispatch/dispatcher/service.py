@@ -381,7 +381,7 @@ class Dispatcher:
         }
 
     def _is_listening(self) -> bool:
-        return self.listener is not None and self.listener.is_connected
+        return self.listener is not None and self.listener.is_proved
 
     async def _look_at_fence(self) -> None:
         """See that who renews the lease, and who enforces its deadline, are not stuck."""

@@ -57,7 +57,8 @@ def watch_for_our_death(check_interval_seconds: float, silence_seconds: float) -
 
     def set_up(connection: BaseDatabaseWrapper, **_: Any) -> None:
         _in_use.add(connection.alias)
-        if connection.vendor != "postgresql":
+        is_pooled = connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS")
+        if connection.vendor != "postgresql" or is_pooled:  # the settings would stay behind for whoever is next there
             return
         try:
             connection.connection.execute(statement)

@@ -9,7 +9,9 @@ import psycopg
 from psycopg import sql
 
 from . import statements
-from .session import connection_params
+from .session import listen_params
+
+SHARING_ROUNDS = 10
 
 
 class LiveDispatcher(NamedTuple):
@@ -24,8 +26,24 @@ class LiveDispatcher(NamedTuple):
 class ControlSession:
     """Listens and sends. Raises psycopg's errors."""
 
-    def __init__(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
+    def __init__(self, connection: psycopg.Connection[tuple[Any, ...]], params: dict[str, Any]) -> None:
         self._connection = connection
+        self._params = params
+
+    def can_listen(self) -> bool:
+        """Whether no pooler lends this session to others after each transaction; as the dispatcher's listener sees it.
+
+        Nothing is left behind there, unlike after a LISTEN that hears nothing.
+        """
+        ours = _backend_pid(self._connection)
+        if ours == self._connection.pgconn.backend_pid:
+            return True
+        with psycopg.connect(**self._params) as other:
+            for _ in range(SHARING_ROUNDS):
+                if _backend_pid(self._connection) != ours or _backend_pid(other) == ours:
+                    return False
+                other.rollback()
+        return True
 
     def live(self) -> list[LiveDispatcher]:
         """Return the dispatchers that should answer."""
@@ -45,9 +63,14 @@ class ControlSession:
             yield notification.payload
 
 
+def _backend_pid(connection: psycopg.Connection[tuple[Any, ...]]) -> int | None:
+    row = connection.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
+    return int(row[0]) if row else None
+
+
 @contextmanager
 def control_session(alias: str, listen_dsn: str | None) -> Iterator[ControlSession]:
     """Open a session on the database of an alias, or on ``listen_dsn`` where a pooler would keep it from listening."""
-    params = connection_params(alias, "control client") if listen_dsn is None else {"conninfo": listen_dsn}
+    params = listen_params(alias, listen_dsn, "control client")
     with psycopg.connect(**params, autocommit=True) as connection:
-        yield ControlSession(connection)
+        yield ControlSession(connection, params)

@@ -6,11 +6,13 @@ level chosen for the web can change what the dispatcher needs: one autocommit se
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias
 
 import psycopg
@@ -18,6 +20,7 @@ from django.db import connections
 from django.db.utils import DatabaseErrorWrapper
 
 Row: TypeAlias = tuple[Any, ...]
+Connection: TypeAlias = "psycopg.Connection[Row] | psycopg.AsyncConnection[Row]"
 
 NO_ANSWER = "no answer in time; the connection is given up"
 
@@ -49,6 +52,12 @@ PLAN = {
 KEEP_PLAN = "SET plan_cache_mode = force_generic_plan"
 KEEP_PLAN_SECONDS = 1.0
 
+# Where a pooler takes the settings away, each transaction has to name its level, if that is not the default there:
+# dispatchers would get in each other's way, and admission refuses any other.
+HAS_OTHER_ISOLATION = "SELECT current_setting('default_transaction_isolation') <> 'read committed'"
+
+logger = logging.getLogger("django_dispatch.database")
+
 
 def connection_params(alias: str, role: str) -> dict[str, Any]:
     """Return psycopg's connect() arguments for a Django alias; ``role`` is seen in pg_stat_activity."""
@@ -63,6 +72,13 @@ def connection_params(alias: str, role: str) -> dict[str, Any]:
     return {**KEEPALIVES, **params, "application_name": f"django_dispatch {role}"}
 
 
+def listen_params(alias: str, listen_dsn: str | None, role: str) -> dict[str, Any]:
+    """Return psycopg's connect() arguments for who listens: ``listen_dsn`` is another alias, or a connection string."""
+    if listen_dsn is None or listen_dsn in connections:
+        return connection_params(listen_dsn or alias, role)
+    return {"conninfo": listen_dsn, "application_name": f"django_dispatch {role}"}
+
+
 @dataclass(frozen=True, slots=True)
 class Terms:
     """How a session of the dispatcher's is opened; ``role`` is seen in pg_stat_activity."""
@@ -73,24 +89,31 @@ class Terms:
 
     @property
     def is_pooled(self) -> bool:
-        """Whether a transaction pooler stands between, by the sign that Django documents: sessions have no state."""
+        """Whether a transaction pooler stands between, by the sign that Django documents: sessions have no state.
+
+        Where the sign is missing, who connects sees for itself: see opening().
+        """
         return bool(connections[self.alias].settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"))
 
     def connect_arguments(self) -> dict[str, Any]:
         """Return the arguments of psycopg's connect()."""
-        threshold = None if self.is_pooled else 0
-        return connection_params(self.alias, self.role) | {"autocommit": True, "prepare_threshold": threshold}
+        return connection_params(self.alias, self.role) | {"autocommit": True, "prepare_threshold": None}
 
-    def opening(self) -> bytes | None:
-        """Return the statement with which a session begins, if it can have a state."""
-        settings = {}
-        if role := connections[self.alias].settings_dict.get("OPTIONS", {}).get("assume_role"):
-            settings["role"] = str(role)
-        if not self.is_pooled:
-            milliseconds = int(self.statement_timeout_seconds * 1000)
-            settings |= PLAN | {"statement_timeout": str(milliseconds), "lock_timeout": str(milliseconds // 2)}
+    def role_change(self) -> bytes | None:
+        """Return the statement that takes on the role that Django's own connections take on, if any."""
+        role = connections[self.alias].settings_dict.get("OPTIONS", {}).get("assume_role")
+        return f"SELECT set_config('role', {_literal(str(role))}, false)".encode() if role else None
+
+    def opening(self, connection: Connection) -> bytes:
+        """Return the statement that gives a session its settings, and a row; neither if a pooler stands between.
+
+        What is set there would stay behind for whoever is next, the web say: without sequential scans, and with our
+        deadline.
+        """
+        milliseconds = int(self.statement_timeout_seconds * 1000)
+        settings = PLAN | {"statement_timeout": str(milliseconds), "lock_timeout": str(milliseconds // 2)}
         calls = [f"set_config({_literal(name)}, {_literal(value)}, false)" for name, value in settings.items()]
-        return f"SELECT {', '.join(calls)}".encode() if calls else None
+        return f"SELECT {', '.join(calls)} WHERE pg_backend_pid() = {connection.pgconn.backend_pid}".encode()
 
 
 class Session:
@@ -109,7 +132,8 @@ class Session:
         with self._translate_errors:
             try:
                 connection = self._connection or self._connect()
-                return connection.execute(statement, params, prepare=not self._is_pooled)
+                with connection.transaction() if connection.isolation_level else contextlib.nullcontext():
+                    return connection.execute(statement, params, prepare=not self._is_pooled)
             except psycopg.Error as error:
                 if _may_be_the_connection(error):
                     self.close()
@@ -133,8 +157,14 @@ class Session:
     def _connect(self) -> psycopg.Connection[Row]:
         self.close()
         connection = self._connection = psycopg.connect(**self._terms.connect_arguments())
-        if opening := self._terms.opening():
-            connection.execute(opening)
+        if role_change := self._terms.role_change():
+            connection.execute(role_change)
+        self._is_pooled = self._terms.is_pooled
+        if not self._is_pooled and connection.execute(self._terms.opening(connection)).fetchone() is None:
+            self._is_pooled = True
+            _tell_of_pooler(self._terms.alias)
+        if self._is_pooled and connection.execute(HAS_OTHER_ISOLATION).fetchone() == (True,):
+            connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         return connection
 
 
@@ -166,8 +196,9 @@ class AsyncSession:
                 if is_busy and not self._is_pooled and time.monotonic() - self._planned_at >= KEEP_PLAN_SECONDS:
                     await connection.execute("DISCARD PLANS")
                     self._planned_at = time.monotonic()
-                cursor = await connection.execute(statement, params, prepare=not self._is_pooled)
-                return await cursor.fetchall()
+                async with connection.transaction() if connection.isolation_level else contextlib.nullcontext():
+                    cursor = await connection.execute(statement, params, prepare=not self._is_pooled)
+                    return await cursor.fetchall()
             except psycopg.Error as error:
                 if _may_be_the_connection(error):
                     await self.close()
@@ -198,10 +229,18 @@ class AsyncSession:
         await self.close()
         connection = await psycopg.AsyncConnection.connect(**self._terms.connect_arguments())
         self._connection = connection
-        if opening := self._terms.opening():
-            await connection.execute(opening)
+        if role_change := self._terms.role_change():
+            await connection.execute(role_change)
+        self._is_pooled = self._terms.is_pooled
         if not self._is_pooled:
-            await connection.execute(KEEP_PLAN)
+            opened = await connection.execute(self._terms.opening(connection))
+            self._is_pooled = await opened.fetchone() is None
+            if not self._is_pooled:
+                await connection.execute(KEEP_PLAN)
+                return connection
+            _tell_of_pooler(self._terms.alias)
+        if await (await connection.execute(HAS_OTHER_ISOLATION)).fetchone() == (True,):
+            await connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
         return connection
 
 
@@ -211,11 +250,21 @@ def _may_be_the_connection(error: psycopg.Error) -> bool:
     return not isinstance(error, psycopg.DataError)
 
 
-def _break(connection: psycopg.Connection[Row] | psycopg.AsyncConnection[Row]) -> None:
+def _break(connection: Connection) -> None:
     """Shut the socket down under whoever waits for it."""
     if not connection.closed:
         with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as raw:
             raw.shutdown(socket.SHUT_RDWR)
+
+
+@cache
+def _tell_of_pooler(alias: str) -> None:
+    """Once in a process."""
+    logger.warning(
+        "The database %r is reached through a pooler, so no prepared statements and no session settings are used. If"
+        " it pools transactions, set DISABLE_SERVER_SIDE_CURSORS for it: Django needs that too.",
+        alias,
+    )
 
 
 def _literal(text: str) -> str:

@@ -20,6 +20,12 @@ from .base import CHANNEL, Wakeup
 
 CONNECT_SECONDS = 10.0
 LISTEN_SECONDS = 5.0
+SHARING_ROUNDS = 10
+SHARING_SECONDS = 2.0
+
+
+class Deaf(OSError):
+    """LISTEN would go through a pooler that keeps no sessions."""
 
 
 class Listener:
@@ -60,6 +66,7 @@ class Listener:
         self._heard = asyncio.Event()
         self._doubt = asyncio.Event()
         self.is_connected = False
+        self.is_proved = False
 
     async def run(self) -> None:
         """Listen for ever; reconnect after every failure."""
@@ -67,7 +74,7 @@ class Listener:
             try:
                 await self._listen()
             except (psycopg.Error, OSError, TimeoutError) as error:
-                self.is_connected = False
+                self.is_connected = self.is_proved = False
                 await self._on_failed(error)
 
     def doubt(self) -> None:
@@ -79,6 +86,12 @@ class Listener:
         async with asyncio.timeout(CONNECT_SECONDS):
             connection = await psycopg.AsyncConnection.connect(**params, autocommit=True)
         try:
+            async with asyncio.timeout(LISTEN_SECONDS):
+                if await _are_sessions_shared(connection, params):
+                    raise Deaf(
+                        "LISTEN would hear nothing through a pooler: runs are found by polling, and control commands"
+                        " are not heard. Set DISPATCH['LISTEN_DSN'] to a direct connection, or WAKEUPS to []."
+                    )
             connection.add_notify_handler(lambda notify: self._on_notify(notify.channel, notify.payload))
             async with asyncio.timeout(LISTEN_SECONDS):
                 for channel in self._channels:
@@ -139,12 +152,37 @@ class Listener:
                     f"LISTEN brings nothing: a wakeup sent to ourselves did not come within {self._proof_seconds:g} s"
                 ) from None
             while self._heard.is_set():
+                self.is_proved = True
                 self._on_proved()
                 self._heard.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._proof_seconds):
                         await self._doubt.wait()
             self._doubt.clear()
+
+
+async def _are_sessions_shared(connection: psycopg.AsyncConnection[Any], params: dict[str, Any]) -> bool:
+    """Whether a pooler lends its sessions for a transaction, so that LISTEN hears nothing: seen before one listens.
+
+    A LISTEN in such a session would stay: its wakeups would pile up in clients that never asked for them. Whoever asks
+    next gets the session that was given back last; or others ask too, and we get another one.
+    """
+    ours = await _backend_pid(connection)
+    if ours == connection.pgconn.backend_pid:
+        return False  # libpq was told the true number: no pooler
+    # No answer: a pool that is used up, by sessions that are kept. What comes of LISTEN will tell.
+    with contextlib.suppress(psycopg.Error, TimeoutError):
+        async with asyncio.timeout(SHARING_SECONDS), await psycopg.AsyncConnection.connect(**params) as other:
+            for _ in range(SHARING_ROUNDS):
+                if await _backend_pid(connection) != ours or await _backend_pid(other) == ours:
+                    return True
+                await other.rollback()
+    return False
+
+
+async def _backend_pid(connection: psycopg.AsyncConnection[Any]) -> int | None:
+    row = await (await connection.execute("SELECT pg_backend_pid()", prepare=False)).fetchone()
+    return int(row[0]) if row else None
 
 
 async def _close(connection: psycopg.AsyncConnection[Any]) -> None:

@@ -28,7 +28,7 @@ def looks(
 ) -> Iterator[Looks]:
     """Each misdeed, and what the next body in the same executor finds: there is one, which takes them in order."""
     with open_kit(tmp_path_factory.mktemp("left"), database_url, django_db_blocker) as kit:
-        a = kit.dispatchers(env={"KIT_OTHER_ALIAS": "1"}, database={"CONN_MAX_AGE": 0})
+        a = kit.dispatchers(env={"KIT_OTHER_ALIAS": "{}"}, database={"CONN_MAX_AGE": 0})
         runs = [tasks.look.delay()]
         kinds = dict.fromkeys(PUT_BACK, "Leaves") | dict.fromkeys(REPLACED, "LeavesNoGoodProcess")
         for name, kind in kinds.items():

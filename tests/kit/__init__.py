@@ -6,6 +6,7 @@ gate         a body waits until the test opens it, so that races are ordered and
 freeze       SIGSTOP for a dispatcher, a zygote, an executor; thawed at the end
 cut          end database sessions by their role
 relay        a TCP relay before PostgreSQL that forwards, holds, swallows or refuses
+pooler       a PgBouncer before PostgreSQL that pools transactions, to stop and start
 network      hosts in network namespaces, each with a link that can be cut
 server       a PostgreSQL of the test's own for the runs, to stop and start, beside the ledger's
 redis        a redis-server of the test's own, to stop, freeze and flush

@@ -19,10 +19,11 @@ from .freeze import Freeze
 from .gate import Gate
 from .ledger import Ledger
 from .network import Network
+from .pooler import pooler
 from .relay import Relay
 from .server import own_server, server
 
-__all__ = ["own_server", "server"]
+__all__ = ["own_server", "pooler", "server"]
 
 TABLES = ("run", "lease", "schedule", "bucket", "pausedqueue")
 CLEAN = f"TRUNCATE {', '.join(f'django_dispatch_{table}' for table in TABLES)}, kit_ledger"

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 from django.db import connection, connections, transaction
 from django.utils import timezone, translation
 
-OTHER = "other"  # a second alias of the same database, in dispatchers that are given KIT_OTHER_ALIAS
+OTHER = "other"  # a second alias, of the same database as a rule, in dispatchers that are given KIT_OTHER_ALIAS
 VARIABLE = "KIT_LEFT_BEHIND"
 TREE = ["sh", "-c", "sleep 600 & sleep 600"]
 context_variable: ContextVar[str] = ContextVar("kit", default="")

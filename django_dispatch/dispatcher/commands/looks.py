@@ -88,6 +88,7 @@ async def producers(dispatcher: "Dispatcher", data: Mapping[str, Any]) -> dict[s
         "listener": {
             "is_enabled": listener is not None,
             "is_connected": listener is not None and listener.is_connected,
+            "is_proved": listener is not None and listener.is_proved,
             "wakeups_received": sum(number for (source, _), number in received.items() if source == "pg_notify"),
         },
         "redis": {
