@@ -48,8 +48,8 @@ from .limits import OnDuplicate, check_limits
 from .policy import RetryOptions, check_retries
 from .registry import register
 from .signatures import body_of, check_is_callable_without_arguments, path_of, signature_of
-from .store.base import NewRun
 from .store.schedule_rows import Declaration
+from .store.values import NewRun
 
 if TYPE_CHECKING:
     from .models import Run

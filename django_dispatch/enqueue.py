@@ -21,8 +21,8 @@ from .metrics.enqueued import enqueued
 from .patterns import PRIVATE_PREFIX, private_queue, serves
 from .retry import as_seconds
 from .store import postgres_enqueue as store
-from .store.base import NewRun
 from .store.postgres_unique import enqueue_unique
+from .store.values import NewRun
 from .wakeups.base import CHANNEL, Wakeup, blocked_wakeups
 from .wakeups.sending import may_ride, wake_after_commit, wake_now
 

@@ -6,8 +6,8 @@ from typing import Any, assert_never
 
 from . import retry
 from .messages import Kind, Outcome, Plan, Verdict
-from .store.base import ClaimedRun, Settlement
 from .store.schedule_rows import Declaration
+from .store.values import ClaimedRun, Settlement
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,18 +8,14 @@ Payload texts pass through undecoded.
 """
 
 import json
-import re
 import socket
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 TICKET_SIZE = 8
-# A NUL escape that is one: an even number of backslashes before it.
-_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _FRAME = struct.Struct("!IB")  # the size of what follows, and its kind
 _TOKEN = struct.Struct("!qI")
 _ASSIGNMENT = struct.Struct("!q16sqIII")
@@ -392,22 +388,3 @@ _DECODERS: dict[int, Callable[[bytes, int, int], Message]] = {
     _Code.ENQUEUED: _enqueued,
     _Code.NEWS: lambda data, start, end: News(data[start:end].decode()),
 }
-
-
-def error_document(kind: str, message: str, **more: Any) -> str:
-    """Return the JSON of one entry of ``Run.errors``; the database adds ``at``.
-
-    ``kind`` is one of exception, retry, timeout, cancelled, shutdown, lost, result, unknown_task, expired and
-    unreachable. Text that PostgreSQL cannot hold is shown escaped.
-    """
-    document = {"kind": kind, "message": message} | more
-    return storable(json.dumps(document, ensure_ascii=False))
-
-
-def storable(text: str) -> str:
-    """Make a JSON text fit for jsonb: NUL and lone surrogates become visible escapes inside their strings."""
-    if "\\u0000" in text:
-        text = _NUL.sub(r"\1\\\\u0000", text)
-    if not text.isascii():
-        text = _SURROGATE.sub(lambda match: f"\\\\u{ord(match[0]):04x}", text)
-    return text

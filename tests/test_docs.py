@@ -10,7 +10,7 @@ from django.core.management import load_command_class
 from django.core.management.base import BaseCommand
 
 from django_dispatch import __all__ as public_names
-from django_dispatch import checks, messages
+from django_dispatch import checks, documents
 from django_dispatch.conf import DispatchSettings
 from django_dispatch.control import wire
 from django_dispatch.dispatcher import submissions
@@ -92,7 +92,7 @@ def test_control_page_says_how_much_may_be_half_sent_and_how_many_wait() -> None
 def test_statuses_page_names_every_status_and_kind_of_error_and_no_other() -> None:
     page = read("statuses.md")
     assert rows(page.split("## What an ending does")[0]) == set(Status.values)
-    said = re.search(r"``kind`` is one of ([^.]+)\.", messages.error_document.__doc__ or "")
+    said = re.search(r"``kind`` is one of ([^.]+)\.", documents.error_document.__doc__ or "")
     assert said
     assert rows(page.split("| kind | what happened |")[1]) == set(re.findall(r"\w+", said[1])) - {"and"}
 

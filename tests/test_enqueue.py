@@ -31,7 +31,7 @@ from django_dispatch.conf import current
 from django_dispatch.enqueue import enqueue
 from django_dispatch.models import Run
 from django_dispatch.store import postgres_enqueue
-from django_dispatch.store.base import NewRun
+from django_dispatch.store.values import NewRun
 from django_dispatch.wakeups import sending
 from django_dispatch.wakeups.base import CHANNEL, Wakeup
 

@@ -11,7 +11,7 @@ from django_dispatch.dispatcher.executor import Flight
 from django_dispatch.finish import TaskFacts, settle
 from django_dispatch.messages import Kind, Outcome, Plan, Stop, Verdict
 from django_dispatch.retry import Linear
-from django_dispatch.store.base import ClaimedRun, Settlement
+from django_dispatch.store.values import ClaimedRun, Settlement
 
 RUN = ClaimedRun(
     id=5,

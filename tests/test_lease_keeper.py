@@ -10,8 +10,8 @@ from django_dispatch.dispatcher.lease import LeaseKeeper
 from django_dispatch.dispatcher.trouble import Trouble
 from django_dispatch.executors.fence import NEVER, Board, now_ns
 from django_dispatch.models import Lease
-from django_dispatch.store.base import NewLease
 from django_dispatch.store.postgres import PostgresStore, open_store
+from django_dispatch.store.values import NewLease
 from tests.kit.fixtures import Kit
 from tests.kit.waiting import wait_for
 

@@ -6,7 +6,7 @@ import pytest
 
 from django_dispatch.leases import LeaseManager
 from django_dispatch.models import Lease, Run
-from django_dispatch.store.base import Settlement
+from django_dispatch.store.values import Settlement
 from tests.kit import tasks
 from tests.kit.fixtures import Kit
 from tests.kit.runs import fresh

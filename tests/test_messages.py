@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from django_dispatch.documents import error_document, storable
 from django_dispatch.executors.inbox import Inbox
 from django_dispatch.messages import (
     Assignment,
@@ -25,9 +26,7 @@ from django_dispatch.messages import (
     Stop,
     StopOrder,
     Verdict,
-    error_document,
     pack_tickets,
-    storable,
     take_tickets,
 )
 

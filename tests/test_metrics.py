@@ -18,7 +18,7 @@ from django_dispatch import control, steering
 from django_dispatch.dispatcher.stats import Stats
 from django_dispatch.metrics.families import MOST_QUEUES, OTHER, Histogram, Names
 from django_dispatch.models import Lease, Run
-from django_dispatch.store.base import ClaimedRun
+from django_dispatch.store.values import ClaimedRun
 from tests.kit import tasks
 from tests.kit.dispatchers import Dispatcher
 from tests.kit.fixtures import Kit, open_kit

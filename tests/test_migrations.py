@@ -14,9 +14,9 @@ from django.core.management import call_command
 from django.db import connection, connections
 
 from django_dispatch.models import Run
-from django_dispatch.store.base import NewLease
 from django_dispatch.store.postgres import open_store
 from django_dispatch.store.session import connection_params
+from django_dispatch.store.values import NewLease
 
 from .databases import own_database
 from .wakeups import Ear

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from django.db import Error as DatabaseError
 
 from ..rates import Limit
-from ..store.base import ClaimedRun
+from ..store.values import ClaimedRun
 from ..wakeups.base import ANY_KEY
 from .store_thread import StoreThread
 

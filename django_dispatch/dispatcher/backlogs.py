@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from ..metrics.backlogs import FRESH_SECONDS, PATIENCE_SECONDS, SHARE
-from ..store.base import Backlog
+from ..store.values import Backlog
 from .store_thread import StoreThread
 
 

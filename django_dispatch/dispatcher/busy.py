@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from ..messages import Outcome
-from ..store.base import Settlement
+from ..store.values import Settlement
 from .backoff import Backoff
 from .executor import Flight
 from .run_log import tell

@@ -12,10 +12,11 @@ from uuid import UUID
 
 from django.db import Error as DatabaseError
 
+from ..documents import error_document
 from ..finish import settle
-from ..messages import Outcome, Verdict, error_document
-from ..store.base import ClaimedRun, Exchange, Settlement
+from ..messages import Outcome, Verdict
 from ..store.exchange import AsyncExchanger
+from ..store.values import ClaimedRun, Exchange, Settlement
 from .backoff import Backoff
 from .busy import LONGEST_BUSY_SECONDS, Busy, Ended
 from .executor import Flight, Token

@@ -3,7 +3,8 @@
 import signal
 from dataclasses import dataclass
 
-from ..messages import Outcome, Stop, Verdict, error_document
+from ..documents import error_document
+from ..messages import Outcome, Stop, Verdict
 from .executor import Flight
 
 

@@ -22,7 +22,7 @@ from ..messages import (
     pack_tickets,
     take_tickets,
 )
-from ..store.base import ClaimedRun
+from ..store.values import ClaimedRun
 
 BUFFER = 1 << 20
 LARGEST_READ = 1 << 18

@@ -17,7 +17,7 @@ from uuid import UUID
 from django.db import Error as DatabaseError
 
 from ..rates import Limit
-from ..store.base import Neighbour
+from ..store.values import Neighbour
 from . import process
 from .admission import Admission
 from .backoff import Backoff

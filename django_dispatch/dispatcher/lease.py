@@ -15,7 +15,8 @@ from uuid import UUID, uuid4
 from django.db import Error as DatabaseError
 
 from ..executors.fence import NEVER, Board, now_ns
-from ..store.base import NewLease, Store
+from ..store.base import Store
+from ..store.values import NewLease
 from .backoff import LONGEST_PAUSE_SECONDS, Backoff
 from .trouble import Trouble
 

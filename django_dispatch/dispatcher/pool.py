@@ -10,24 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from uuid import UUID
 
 from ..conf import DispatchSettings
+from ..documents import error_document
 from ..executors import last_lines
 from ..executors.fence import Board
 from ..finish import TaskFacts
-from ..messages import (
-    Aside,
-    Kind,
-    Outcome,
-    Plan,
-    Progress,
-    Ready,
-    Retiring,
-    Said,
-    Started,
-    Stop,
-    Verdict,
-    error_document,
-)
-from ..store.base import ClaimedRun
+from ..messages import Aside, Kind, Outcome, Plan, Progress, Ready, Retiring, Said, Started, Stop, Verdict
+from ..store.values import ClaimedRun
 from .death import Death, cause_of, outcome_of
 from .durations import Durations
 from .executor import Executor, Flight, Token, Zygote

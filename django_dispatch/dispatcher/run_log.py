@@ -3,7 +3,7 @@
 import logging
 
 from ..messages import Outcome, Verdict
-from ..store.base import ClaimedRun, Settlement
+from ..store.values import ClaimedRun, Settlement
 
 logger = logging.getLogger("django_dispatch.dispatcher")
 

@@ -19,8 +19,8 @@ from ..exceptions import InvalidArguments
 from ..finish import TaskFacts
 from ..limits import NO_KEYS, Keys, from_document
 from ..schedules import Plan, Policy, Rule, plan_due, plan_first
-from ..store.base import NewRun
 from ..store.schedule_rows import Declaration, DueSchedule, Fired, Firing, ScheduleState
+from ..store.values import NewRun
 from .store_thread import StoreThread
 
 LIMIT = 100

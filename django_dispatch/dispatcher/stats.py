@@ -19,7 +19,7 @@ from ..metrics.families import (
     Names,
 )
 from ..patterns import shown
-from ..store.base import ClaimedRun
+from ..store.values import ClaimedRun
 
 LATE_FACTOR = 3.0
 LATE_SECONDS = 15.0

@@ -20,7 +20,7 @@ from ..enqueue import check_options, check_queue, is_limited
 from ..exceptions import InvalidArguments, InvalidOption
 from ..finish import TaskFacts
 from ..limits import ANYTHING, IN_ORDER, NO_KEYS, Keys, check_on_duplicate, from_document
-from ..store.base import NewRun, ReceivedRun
+from ..store.values import NewRun, ReceivedRun
 from .backoff import Backoff
 from .line import Line
 from .stats import Stats

@@ -14,10 +14,11 @@ from typing import Any
 from .. import registry
 from ..context import StopReason, TaskContext
 from ..decisions import Cancel, Decision, Retry, Snooze
+from ..documents import error_document, storable
 from ..enqueue import check_priority, check_queue
 from ..exceptions import InvalidArguments, UnknownTask
 from ..logs import current_run, run_fields
-from ..messages import Assignment, Outcome, Plan, Stop, Verdict, error_document, storable
+from ..messages import Assignment, Outcome, Plan, Stop, Verdict
 from ..retry import clamped
 from . import atomic
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Unpack
 from uuid import UUID
 
-from .base import ClaimedRun, Exchange, Settlement, Wanted
 from .session import AsyncSession, Row
 from .statements import CLAIM, EXCHANGE
+from .values import ClaimedRun, Exchange, Settlement, Wanted
 
 # What a settlement has after id, epoch, status and result when its body just returned.
 NOTHING_ELSE = Settlement(0, 0, "")[4:]

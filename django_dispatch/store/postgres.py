@@ -5,9 +5,15 @@ from collections.abc import Mapping, Sequence
 from typing import Unpack
 from uuid import UUID
 
+from . import housekeeping, statements
 from . import postgres_schedules as schedules
-from . import statements
-from .base import (
+from .base import Store
+from .exchange import AsyncExchanger, exchange_params, read_exchange, statement_for
+from .postgres_enqueue import CANCEL, document
+from .postgres_unique import GIVE_WAY
+from .schedule_rows import Declaration, DueSchedule, Fired, Firing, ScheduleState
+from .session import AsyncSession, Session, Terms
+from .values import (
     Admitted,
     Backlog,
     CancelledRun,
@@ -21,14 +27,8 @@ from .base import (
     ReceivedRun,
     Reclaimed,
     Settlement,
-    Store,
     Wanted,
 )
-from .exchange import AsyncExchanger, exchange_params, read_exchange, statement_for
-from .postgres_enqueue import CANCEL, document
-from .postgres_unique import GIVE_WAY
-from .schedule_rows import Declaration, DueSchedule, Fired, Firing, ScheduleState
-from .session import AsyncSession, Session, Terms
 
 
 class PostgresStore(Store):
@@ -98,20 +98,20 @@ class PostgresStore(Store):
         return [Reclaimed(*row) for row in self.session.execute(statements.RECLAIM, params)]
 
     def cancel_unreachable(self) -> int:
-        return self.session.execute(statements.CANCEL_UNREACHABLE, {}).rowcount
+        return self.session.execute(housekeeping.CANCEL_UNREACHABLE, {}).rowcount
 
     def promote(self, *, limit: int, limited_queues: Sequence[str] = ()) -> Promoted:
         params = {"limit": limit, "limited_queues": list(limited_queues)}
-        *rows, (_, _, next_seconds) = self.session.execute(statements.PROMOTE, params).fetchall()
+        *rows, (_, _, next_seconds) = self.session.execute(housekeeping.PROMOTE, params).fetchall()
         queues = [queue for queue, key, _ in rows if key is None]
         return Promoted(queues, next_seconds, sorted({key for _, key, _ in rows if key is not None}))
 
     def blocked_keys(self, *, after: str, limit: int) -> Sequence[str]:
-        return [row[0] for row in self.session.execute(statements.BLOCKED_KEYS, {"after": after, "limit": limit})]
+        return [row[0] for row in self.session.execute(housekeeping.BLOCKED_KEYS, {"after": after, "limit": limit})]
 
     def admit(self, keys: Sequence[str], *, most: int, queue_limits: str) -> Admitted:
         params = {"keys": list(keys), "most": most, "queue_limits": queue_limits}
-        rows = self.session.execute(statements.ADMIT, params).fetchall()
+        rows = self.session.execute(housekeeping.ADMIT, params).fetchall()
         return Admitted(
             [queue for queue, _, _ in rows if queue is not None],
             [key for _, key, seconds in rows if key is not None and seconds is None],
@@ -119,28 +119,28 @@ class PostgresStore(Store):
         )
 
     def prune_buckets(self) -> None:
-        self.session.execute(statements.PRUNE_BUCKETS)
+        self.session.execute(housekeeping.PRUNE_BUCKETS)
 
     def expire(self, *, limit: int) -> Expired:
-        count, freed, next_seconds = self.session.execute(statements.EXPIRE, {"limit": limit}).fetchall()[0]
+        count, freed, next_seconds = self.session.execute(housekeeping.EXPIRE, {"limit": limit}).fetchall()[0]
         return Expired(count, next_seconds, freed)
 
     def prune(self, *, status: str, age_seconds: float, limit: int) -> int:
         params = {"status": status, "age": age_seconds, "task": None, "limit": limit}
-        return self.session.execute(statements.PRUNE, params).rowcount
+        return self.session.execute(housekeeping.PRUNE, params).rowcount
 
     def prune_own(self, *, limit: int) -> int:
         params = {"status": None, "task": None, "limit": limit}
-        return self.session.execute(statements.PRUNE_OWN, params).rowcount
+        return self.session.execute(housekeeping.PRUNE_OWN, params).rowcount
 
     def age(self, *, age_seconds: float, limit: int) -> int:
-        return self.session.execute(statements.AGE, {"age": age_seconds, "limit": limit}).rowcount
+        return self.session.execute(housekeeping.AGE, {"age": age_seconds, "limit": limit}).rowcount
 
     def ready_queues(self) -> Sequence[str]:
-        return [row[0] for row in self.session.execute(statements.READY_QUEUES)]
+        return [row[0] for row in self.session.execute(housekeeping.READY_QUEUES)]
 
     def backlogs(self) -> Sequence[Backlog]:
-        return [Backlog(*row) for row in self.session.execute(statements.BACKLOGS)]
+        return [Backlog(*row) for row in self.session.execute(housekeeping.BACKLOGS)]
 
     def live_leases(self) -> Mapping[str, int]:
         return {row[0]: row[1] for row in self.session.execute(statements.LIVE_LEASES)}

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from django.db import DatabaseError, connections, transaction
 
-from .base import CancelledRun, NewRun
+from .values import CancelledRun, NewRun
 
 if TYPE_CHECKING:
     from django_dispatch.models import Run

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from django.db import connections
 
-from . import statements
+from . import housekeeping
 
 
 class Prunable(NamedTuple):
@@ -20,9 +20,9 @@ class Prunable(NamedTuple):
 def past_retention(retention: Mapping[str, float | None], *, status: str | None, task: str | None) -> list[Prunable]:
     """Return what is past its retention, as dispatchers prune it; only of this status or task, if given."""
     params = {"status": status, "task": task}
-    own = Prunable("past the retention of their own", statements.COUNT_OLD_OWN, statements.PRUNE_OWN, params)
+    own = Prunable("past the retention of their own", housekeeping.COUNT_OLD_OWN, housekeeping.PRUNE_OWN, params)
     return [own] + [
-        Prunable(word, statements.COUNT_OLD, statements.PRUNE, {"status": word, "task": task, "age": age})
+        Prunable(word, housekeeping.COUNT_OLD, housekeeping.PRUNE, {"status": word, "task": task, "age": age})
         for word, age in retention.items()
         if age is not None and status in (None, word)
     ]
@@ -33,9 +33,9 @@ def older_than(seconds: float, *, statuses: list[str], task: str | None) -> list
     found = []
     for word in statuses:
         params = {"status": word, "task": task, "age": seconds}
-        found.append(Prunable(word, statements.COUNT_OLD, statements.PRUNE, params))
+        found.append(Prunable(word, housekeeping.COUNT_OLD, housekeeping.PRUNE, params))
         kept = f"{word}, with a retention of their own"
-        found.append(Prunable(kept, statements.COUNT_OLD_REGARDLESS, statements.PRUNE_REGARDLESS, params))
+        found.append(Prunable(kept, housekeeping.COUNT_OLD_REGARDLESS, housekeeping.PRUNE_REGARDLESS, params))
     return found
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from uuid import UUID, uuid4
 
-from django_dispatch.store.base import NewLease, Settlement
 from django_dispatch.store.postgres import PostgresStore, open_store
+from django_dispatch.store.values import NewLease, Settlement
 
 
 @dataclass

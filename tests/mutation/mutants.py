@@ -7,9 +7,10 @@ executors of a frozen zygote itself (the kernel does when it is killed), that an
 sent (its token does not fit), and that no executor is started before there is a lease (the fence lets no body begin).
 """
 
+from pathlib import Path
 from typing import NamedTuple
 
-STATEMENTS = "django_dispatch/store/statements.py"
+STATEMENTS = ("django_dispatch/store/statements.py", "django_dispatch/store/housekeeping.py")
 ENQUEUE = "django_dispatch/store/postgres_enqueue.py"
 LEASE = "django_dispatch/dispatcher/lease.py"
 FENCE = "django_dispatch/executors/fence.py"
@@ -27,7 +28,6 @@ QUARANTINE = "django_dispatch/dispatcher/quarantine.py"
 ATOMIC = "django_dispatch/store/atomic.py"
 EXCHANGES = "django_dispatch/store/exchange.py"
 QUEUES = "django_dispatch/dispatcher/queues.py"
-HOUSEKEEPING = "django_dispatch/dispatcher/housekeeping.py"
 UNIQUE = "django_dispatch/store/postgres_unique.py"
 ADMISSION = "django_dispatch/dispatcher/admission.py"
 LIMITS = "django_dispatch/migrations/0007_limits.py"
@@ -161,7 +161,7 @@ _OF_STATEMENTS = (
     ("ORDER BY priority DESC, id LIMIT 10000", "ORDER BY priority DESC, id DESC LIMIT 10000", _CLAIMS),
     ("LIMIT 10000 FOR NO KEY UPDATE SKIP LOCKED", "LIMIT 10000 FOR NO KEY UPDATE", _AT_ONCE),
     ("LIMIT 10000 FOR NO KEY UPDATE SKIP LOCKED", "LIMIT 10000", _AT_ONCE),
-    ("ALL({_PAUSED})\n  LIMIT %(limit)s", "ALL({_PAUSED})", _CLAIMS),
+    ("ALL({PAUSED})\n  LIMIT %(limit)s", "ALL({PAUSED})", _CLAIMS),
     ("epoch = r.epoch + 1", "epoch = r.epoch", _CLAIMS),
     ("attempt = least(r.attempt + 1, 32767)", "attempt = r.attempt", _CLAIMS),
     ("attempt = least(r.attempt + 1, 32767)", "attempt = r.attempt + 1", _CLAIMS),
@@ -169,17 +169,17 @@ _OF_STATEMENTS = (
     (_IN_TIME, _IN_TIME.replace("attempt > 0 OR ", ""), _CLAIMS),
     (_IN_TIME, _IN_TIME.replace("clock_timestamp", "now"), _CLOCK),
     ("THEN 'fail' ELSE r.on_lost END", "THEN r.on_lost ELSE r.on_lost END", _CLAIMS),
-    ("\n  WHERE q.name <> ALL({_PAUSED})\n  LIMIT", "\n  LIMIT", _PAUSES),
-    ("AS one\n    WHERE q.name <> ALL({_PAUSED}))", "AS one)", _IDLE_PAUSED),
+    ("\n  WHERE q.name <> ALL({PAUSED})\n  LIMIT", "\n  LIMIT", _PAUSES),
+    ("AS one\n    WHERE q.name <> ALL({PAUSED}))", "AS one)", _IDLE_PAUSED),
     ("WHERE paused_until IS NULL OR paused_until > clock_timestamp()", "WHERE paused_until IS NULL", _PAUSES),
     ("WHERE paused_until IS NULL OR paused_until > clock_timestamp()", "WHERE true", _PAUSES),
     ("WHERE paused_until IS NULL OR paused_until > clock_timestamp()", "WHERE paused_until > clock_timestamp()",
      _PAUSES),
-    (" AND queue <> ALL({_PAUSED})\n\"\"\"", "\n\"\"\"", _PAUSES),
+    (" AND queue <> ALL({PAUSED})\n\"\"\"", "\n\"\"\"", _PAUSES),
     # age
     ("AND priority < level.priority\n", "\n", _AGES),
     ("WHERE level.priority < level.top\n    AND first", "WHERE first", _AGES),
-    ("AND first.enqueued_at < (SELECT clock_timestamp() - %(age)s * interval '1 second')", "", _AGES),
+    ("AND first.due_at < (SELECT clock_timestamp() - %(age)s * interval '1 second')", "", _AGES),
     ("ORDER BY id LIMIT %(limit)s) AS first", "ORDER BY id) AS first", _AGES),
     ("AND status = 'READY'\n  FOR NO KEY UPDATE SKIP LOCKED\n)\nUPDATE {RUN} AS r SET priority",
      "AND status = 'READY'\n  FOR NO KEY UPDATE\n)\nUPDATE {RUN} AS r SET priority", _AGES),
@@ -275,7 +275,9 @@ _OF_STATEMENTS = (
     ("{_WORD} <> 'CANCELLED' AND {_IS_UNIQUE_STILL}", "{_IS_UNIQUE_STILL}", _UNIQUE_KEYS),
     (" OR {_LOST} <> 'CANCELLED' AND {_IS_UNIQUE_STILL}", "", _UNIQUE_KEYS),
     ("{_LOST} <> 'CANCELLED' AND {_IS_UNIQUE_STILL}", "{_IS_UNIQUE_STILL}", _UNIQUE_KEYS),
-    ("AND (unique_key IS NULL OR unique_until IS NULL OR", "AND (true OR", _UNIQUE_KEYS),
+    ("retention IS NULL AND {_OF_TASK} AND {_IS_FORGETTABLE}", "retention IS NULL AND {_OF_TASK}", _UNIQUE_KEYS),
+    ("OR status = %(status)s) AND {_OF_TASK} AND {_IS_FORGETTABLE}", "OR status = %(status)s) AND {_OF_TASK}",
+     _UNIQUE_KEYS),
     ("blocked_by > %(after)s", "blocked_by <> %(after)s", _ADMIT),
     ("WHERE host = %(host)s AND id", "WHERE id", _LEASES),
     (" AND id IS DISTINCT FROM %(besides)s", "", _LEASES),
@@ -478,10 +480,16 @@ _OF_ATOMIC = (
     ("CASE WHEN unique_until > clock_timestamp() THEN unique_key END", "NULL", _MAKES_ROOM),
 )
 
+
+def _statements_with(text: str) -> str:
+    """Return the file of SQL that holds this text; the first one if none does, which will be told."""
+    return next((path for path in STATEMENTS if text in Path(path).read_text()), STATEMENTS[0])
+
+
 MUTANTS = (
     *(Mutant(ATOMIC, *mutant) for mutant in _OF_ATOMIC),
-    *(Mutant(STATEMENTS, *mutant) for mutant in _OF_STATEMENTS),
-    *(Mutant(STATEMENTS, *mutant, _ANY_ORDER) for mutant in _IN_ANY_ORDER),
+    *(Mutant(_statements_with(mutant[0]), *mutant) for mutant in _OF_STATEMENTS),
+    *(Mutant(_statements_with(mutant[0]), *mutant, _ANY_ORDER) for mutant in _IN_ANY_ORDER),
     *(Mutant(EXCHANGES, *mutant) for mutant in _OF_EXCHANGES),
     *(Mutant(ENQUEUE, *mutant) for mutant in _OF_ENQUEUE + _OF_BROADCASTS),
     *(Mutant(QUEUES, *mutant, ("tests/test_queues.py",)) for mutant in _OF_THE_ORDER),

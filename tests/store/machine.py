@@ -10,7 +10,8 @@ from django.db import transaction
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from django_dispatch.models import Lease, Run
-from django_dispatch.store.base import Settlement, Store
+from django_dispatch.store.base import Store
+from django_dispatch.store.values import Settlement
 
 from .reference import FINAL, MAX_INTERRUPTIONS, Tables
 from .simulated import HOUR, KEYS, SimulatedDispatcher

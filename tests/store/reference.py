@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from django_dispatch.store.base import NewRun, Settlement
+from django_dispatch.store.values import NewRun, Settlement
 
 FINAL = ("SUCCESSFUL", "FAILED", "CANCELLED")
 MAX_INTERRUPTIONS = 3

@@ -7,7 +7,8 @@ from uuid import UUID
 
 from hypothesis import strategies as st
 
-from django_dispatch.store.base import NewRun, Settlement, Store
+from django_dispatch.store.base import Store
+from django_dispatch.store.values import NewRun, Settlement
 
 DISPATCHERS = 3
 HOUR = 3600.0

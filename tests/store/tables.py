@@ -9,7 +9,8 @@ from django.db.models import F
 from django.db.models.functions import Now
 
 from django_dispatch.models import Lease, Run, Status
-from django_dispatch.store.base import ClaimedRun, NewLease, Settlement, Store
+from django_dispatch.store.base import Store
+from django_dispatch.store.values import ClaimedRun, NewLease, Settlement
 
 LONG_AGO = datetime.fromisoformat("2001-01-01T00:00:00+00:00")
 FAR_OFF = datetime.fromisoformat("2060-01-01T00:00:00+00:00")

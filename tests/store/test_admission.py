@@ -18,8 +18,9 @@ from django_dispatch.dispatcher.admission import SECOND_LOOK_SECONDS, Admission
 from django_dispatch.dispatcher.store_thread import StoreThread
 from django_dispatch.models import Bucket, Run, Status
 from django_dispatch.rates import Limit
-from django_dispatch.store.base import Admitted, Settlement, Store
+from django_dispatch.store.base import Store
 from django_dispatch.store.postgres import PostgresStore
+from django_dispatch.store.values import Admitted, Settlement
 from tests.wakeups import Ear
 
 from .tables import acquire, add_run, add_running, claim, expire, finish, statuses, stored, success

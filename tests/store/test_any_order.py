@@ -24,8 +24,9 @@ from hypothesis.stateful import (
 
 from django_dispatch.models import Run
 from django_dispatch.store import postgres_enqueue
-from django_dispatch.store.base import NewRun, Settlement, Store
+from django_dispatch.store.base import Store
 from django_dispatch.store.postgres import PostgresStore
+from django_dispatch.store.values import NewRun, Settlement
 
 from .machine import (
     AGAIN_UNDER_ANOTHER_LEASE,

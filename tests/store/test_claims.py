@@ -7,7 +7,8 @@ from uuid import UUID, uuid4
 import pytest
 
 from django_dispatch.models import Lease, OnLost, Run, Status
-from django_dispatch.store.base import Settlement, Store
+from django_dispatch.store.base import Store
+from django_dispatch.store.values import Settlement
 
 from .tables import (
     FAR_OFF,

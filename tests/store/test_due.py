@@ -7,7 +7,8 @@ import pytest
 from django.db.models.functions import Now
 
 from django_dispatch.models import Lease, Run, Status
-from django_dispatch.store.base import Settlement, Store
+from django_dispatch.store.base import Store
+from django_dispatch.store.values import Settlement
 
 from .tables import acquire, add_run, add_running, claim, expire, finish, stored
 

@@ -7,7 +7,8 @@ import pytest
 from django.db import IntegrityError
 
 from django_dispatch.models import Lease
-from django_dispatch.store.base import Neighbour, Store
+from django_dispatch.store.base import Store
+from django_dispatch.store.values import Neighbour
 from tests.wakeups import Ear
 
 from .tables import acquire, add_running, expire, finish, success

@@ -11,9 +11,10 @@ import pytest
 from django.db import connection
 
 from django_dispatch.models import Lease, Status
-from django_dispatch.store.base import NewRun, Settlement, Store
+from django_dispatch.store.base import Store
 from django_dispatch.store.postgres import PostgresStore
 from django_dispatch.store.postgres_enqueue import cancel, enqueue
+from django_dispatch.store.values import NewRun, Settlement
 
 from .tables import acquire, add_run, add_running, claim, finish, stored, success
 

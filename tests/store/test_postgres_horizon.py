@@ -10,11 +10,12 @@ import psycopg
 import pytest
 from django.db import connection
 
-from django_dispatch.store.base import NewRun, Store
+from django_dispatch.store.base import Store
 from django_dispatch.store.exchange import exchange_params
 from django_dispatch.store.postgres import PostgresStore
 from django_dispatch.store.postgres_enqueue import enqueue_many
 from django_dispatch.store.statements import CLAIM
+from django_dispatch.store.values import NewRun
 
 from .tables import acquire, claim, success
 

@@ -8,10 +8,10 @@ import psycopg
 import pytest
 
 from django_dispatch.store import session
-from django_dispatch.store.base import Exchange, Settlement
 from django_dispatch.store.exchange import AsyncExchanger
 from django_dispatch.store.postgres import PostgresStore
 from django_dispatch.store.session import AsyncSession, Terms
+from django_dispatch.store.values import Exchange, Settlement
 
 from .test_postgres_plans import (
     ALIAS,

@@ -18,9 +18,9 @@ from django.db import connections, transaction
 
 from django_dispatch.models import Lease, Run
 from django_dispatch.store import postgres_enqueue
-from django_dispatch.store.base import NewRun, Settlement
 from django_dispatch.store.postgres import PostgresStore
 from django_dispatch.store.session import PLAN, Session, Terms, connection_params
+from django_dispatch.store.values import NewRun, Settlement
 from django_dispatch.wakeups.base import CHANNEL
 from tests.databases import own_database
 

@@ -14,8 +14,9 @@ from django.db import connection, connections, transaction
 from django_dispatch import CancelAnswer, cancel, cancel_many
 from django_dispatch.models import Lease, Run, Status
 from django_dispatch.store import statements
-from django_dispatch.store.base import Exchange, Settlement, Store
+from django_dispatch.store.base import Store
 from django_dispatch.store.postgres import PostgresStore, open_store
+from django_dispatch.store.values import Exchange, Settlement
 
 from .tables import LONG_AGO, acquire, add_run, add_running, add_runs, claim, expire, finish, statuses, stored, success
 

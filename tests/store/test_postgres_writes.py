@@ -7,9 +7,10 @@ import psycopg
 import pytest
 from django.db import connection
 
-from django_dispatch.store.base import NewRun, Store
+from django_dispatch.store.base import Store
 from django_dispatch.store.postgres import PostgresStore
 from django_dispatch.store.postgres_enqueue import enqueue, enqueue_many
+from django_dispatch.store.values import NewRun
 
 from .tables import acquire, claim, success
 

@@ -17,9 +17,10 @@ from django_dispatch.dispatcher.submissions import message_run
 from django_dispatch.finish import TaskFacts
 from django_dispatch.messages import Kind
 from django_dispatch.models import Run, Status
-from django_dispatch.store.base import NewRun, Store
+from django_dispatch.store.base import Store
 from django_dispatch.store.postgres import PostgresStore
 from django_dispatch.store.postgres_enqueue import enqueue_many
+from django_dispatch.store.values import NewRun
 
 from .tables import acquire, add_run, claim, success
 from .test_housekeeping import finished_ago

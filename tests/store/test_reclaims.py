@@ -8,7 +8,8 @@ import pytest
 from django.utils import timezone
 
 from django_dispatch.models import Lease, OnLost, Run, Status
-from django_dispatch.store.base import Reclaimed, Store
+from django_dispatch.store.base import Store
+from django_dispatch.store.values import Reclaimed
 
 from .tables import LONG_AGO, acquire, add_running, add_runs, claim, columns_of, expire, seconds_from_now, stored
 

@@ -9,7 +9,8 @@ from django.db import OperationalError
 from django.db.models.functions import Now
 
 from django_dispatch.models import Run, Schedule
-from django_dispatch.store.base import NewRun, Store
+from django_dispatch.store.base import Store
+from django_dispatch.store.values import NewRun
 
 from .tables import LONG_AGO, acquire, add_run, add_running, finish, seconds_from_now, stored, success
 from .test_schedules import NEXT, SLOT, a_schedule, firing, now_as, see

@@ -11,8 +11,9 @@ from django.db import DataError, IntegrityError, connection, transaction
 from django.db.models.functions import Now
 
 from django_dispatch.models import Run, Schedule, Status
-from django_dispatch.store.base import NewRun, Store
+from django_dispatch.store.base import Store
 from django_dispatch.store.schedule_rows import Declaration, DueSchedule, Firing
+from django_dispatch.store.values import NewRun
 from tests.wakeups import Ear
 
 from .tables import acquire, add_run, claim

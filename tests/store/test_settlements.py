@@ -9,7 +9,8 @@ import pytest
 from django.db import DataError, transaction
 
 from django_dispatch.models import Run, Status
-from django_dispatch.store.base import ClaimedRun, Settlement, Store
+from django_dispatch.store.base import Store
+from django_dispatch.store.values import ClaimedRun, Settlement
 
 from .tables import (
     LONG_AGO,

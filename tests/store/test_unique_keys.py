@@ -7,7 +7,8 @@ import pytest
 from django.db.models.functions import Now
 
 from django_dispatch.models import Run
-from django_dispatch.store.base import Settlement, Store
+from django_dispatch.store.base import Store
+from django_dispatch.store.values import Settlement
 
 from .tables import LONG_AGO, acquire, add_run, add_running, claim, expire, finish, stored, success
 
@@ -66,4 +67,11 @@ def test_what_is_to_be_unique_is_not_pruned(store: Store) -> None:
     add_run(status="SUCCESSFUL", **NO_MORE | {"unique_key": "other"})
     add_run(status="SUCCESSFUL", unique_until=Now() + timedelta(hours=1))
     assert store.prune(status="SUCCESSFUL", age_seconds=60, limit=10) == 2
+    assert list(Run.objects.values_list("pk", flat=True)) == [still]
+
+
+def test_nor_where_it_says_itself_how_long_it_is_kept(store: Store) -> None:
+    still = add_run(status="SUCCESSFUL", retention={"SUCCESSFUL": 0}, **STILL)
+    add_run(status="SUCCESSFUL", retention={"SUCCESSFUL": 0}, **NO_MORE | {"unique_key": "other"})
+    assert store.prune_own(limit=10) == 1
     assert list(Run.objects.values_list("pk", flat=True)) == [still]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from ...exceptions import InvalidOption
-from ...store.base import Filter
+from ...store.values import Filter
 from ..executor import Executor, Flight
 
 if TYPE_CHECKING:

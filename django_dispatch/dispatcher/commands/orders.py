@@ -9,7 +9,7 @@ from django.db import Error as DatabaseError
 
 from ...conf import MAX_SLOTS
 from ...exceptions import InvalidOption
-from ...store.base import CancelledRun, Filter
+from ...store.values import CancelledRun, Filter
 from ..executor import Executor, Flight
 from .filters import meant, read_filter
 
