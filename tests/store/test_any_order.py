@@ -60,7 +60,7 @@ pytestmark = pytest.mark.slow
 
 EXAMPLES = int(os.environ.get("STORE_EXAMPLES", "0"))
 SETTINGS = settings(
-    max_examples=EXAMPLES or 80,
+    max_examples=EXAMPLES or 130,
     stateful_step_count=30,
     derandomize=not EXAMPLES,
     deadline=None,
