@@ -153,7 +153,8 @@ SELECT queue FROM hop WHERE queue IS NOT NULL AND queue <> ALL({PAUSED})
 """
 
 # Of each queue and each priority below the highest in use there, the first few that have waited too long: they come
-# before all others then, for their ids are the lowest. What is read is bounded by the priorities in use.
+# before all others then, for their ids are the lowest. What is read is bounded by the priorities in use. (The status is
+# asked for so that the partial index of READY runs does not fit: an old server would walk it.)
 AGE = f"""
 WITH RECURSIVE hop AS (
   (SELECT queue FROM {RUN} WHERE status = 'READY' ORDER BY queue LIMIT 1)
@@ -176,7 +177,7 @@ WITH RECURSIVE hop AS (
     AND first.due_at < (SELECT clock_timestamp() - %(age)s * interval '1 second')
   LIMIT 1000
 ), aged AS MATERIALIZED (
-  SELECT id FROM {RUN} WHERE id = ANY(ARRAY(SELECT id FROM waiting)) AND status = 'READY'
+  SELECT id FROM {RUN} WHERE id = ANY(ARRAY(SELECT id FROM waiting)) AND CASE WHEN status = 'READY' THEN true END
   FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE {RUN} AS r SET priority = (SELECT top FROM waiting WHERE waiting.id = r.id)
