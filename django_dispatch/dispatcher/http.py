@@ -73,7 +73,7 @@ class HttpServer:
             async with server:
                 self.is_serving = True
                 try:
-                    await server.serve_forever()
+                    await asyncio.Event().wait()  # serve_forever() would wait, at its end, for whoever is connected
                 finally:
                     self.is_serving = False
                     self._keep_at_most(0)
