@@ -182,7 +182,7 @@ _OF_STATEMENTS = (
     ("AND first.due_at < (SELECT clock_timestamp() - %(age)s * interval '1 second')", "", _AGES),
     ("ORDER BY id LIMIT %(limit)s) AS first", "ORDER BY id) AS first", _AGES),
     ("THEN true END\n  FOR NO KEY UPDATE SKIP LOCKED", "THEN true END\n  FOR NO KEY UPDATE", _AGES),
-    (" AND CASE WHEN status = 'READY' THEN true END", "", _AGES),
+    (" AND CASE WHEN status = 'READY' THEN true END", "", _SWEEPS),
     # finish
     (_OURS, _NO_EPOCH, _SETTLEMENTS),
     (_OURS, _NO_LEASE, _SETTLEMENTS),

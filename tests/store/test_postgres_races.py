@@ -13,7 +13,7 @@ from django.db import connection, connections, transaction
 
 from django_dispatch import CancelAnswer, cancel, cancel_many
 from django_dispatch.models import Lease, Run, Status
-from django_dispatch.store import statements
+from django_dispatch.store import housekeeping, statements
 from django_dispatch.store.base import Store
 from django_dispatch.store.postgres import PostgresStore, open_store
 from django_dispatch.store.values import Exchange, Settlement
@@ -266,6 +266,24 @@ class TestSweepsAtTheSameTime:
             (again,) = claim(other, acquire(other))
         assert sweep.result() == []
         assert (stored(orphan.id).status, stored(orphan.id).epoch) == (Status.RUNNING, again.epoch)
+
+    def test_a_run_that_was_claimed_meanwhile_is_not_brought_forward(
+        self, store: PostgresStore, other: PostgresStore, start: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        add_run(priority=5, queue="other")
+        low, high = add_run(priority=1), add_run(priority=5)
+        seen = "first.due_at < (SELECT clock_timestamp() - %(age)s * interval '1 second')"
+        assert seen in housekeeping.AGE
+        monkeypatch.setattr(housekeeping, "AGE", housekeeping.AGE.replace(seen, f"{seen} AND pg_temp.gate()"))
+        store.session.execute(GATE)
+        backend = backend_of(store)
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [GATE_KEY])
+            aging = start(store.age, age_seconds=0.0, limit=10)
+            wait_until_blocked(backend, aging)
+            assert {run.id for run in claim(other, acquire(other), limit=2)} == {low, high}
+        aging.result()
+        assert (stored(low).status, stored(low).priority) == (Status.RUNNING, 1)
 
     def test_two_promoters_share_the_due_runs(self, store: PostgresStore, other: PostgresStore) -> None:
         run_ids = [add_run(status=Status.SCHEDULED, run_after=LONG_AGO, queue=queue) for queue in ("a", "b")]
