@@ -60,7 +60,7 @@ pytestmark = pytest.mark.slow
 
 EXAMPLES = int(os.environ.get("STORE_EXAMPLES", "0"))
 SETTINGS = settings(
-    max_examples=EXAMPLES or 130,
+    max_examples=EXAMPLES or 150,
     stateful_step_count=30,
     derandomize=not EXAMPLES,
     deadline=None,
@@ -75,7 +75,7 @@ ENOUGH = {
     FOREIGN: 15,
     BUSY: 50,
     CLAIM_WITHOUT_LEASE: 30,
-    FULL: 30,
+    FULL: 100,
     SWEEP_BESIDE_LIVE: 30,
     LATE: 30,
 }
