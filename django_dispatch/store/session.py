@@ -24,6 +24,9 @@ Connection: TypeAlias = "psycopg.Connection[Row] | psycopg.AsyncConnection[Row]"
 
 NO_ANSWER = "no answer in time; the connection is given up"
 
+# After so many executions psycopg prepares a statement by itself. With None it would not even when it is asked to.
+ONLY_WHEN_ASKED = 1 << 62
+
 CONNECT_SECONDS = 3  # for each host; a project's own connect_timeout counts instead
 
 # An idle or half-open TCP connection is noticed by the kernel after about 25 seconds. A unix socket ignores these.
@@ -97,7 +100,7 @@ class Terms:
 
     def connect_arguments(self) -> dict[str, Any]:
         """Return the arguments of psycopg's connect()."""
-        return connection_params(self.alias, self.role) | {"autocommit": True, "prepare_threshold": None}
+        return connection_params(self.alias, self.role) | {"autocommit": True, "prepare_threshold": ONLY_WHEN_ASKED}
 
     def role_change(self) -> bytes | None:
         """Return the statement that takes on the role that Django's own connections take on, if any."""
