@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import logging
 import signal
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import Mock
 from uuid import uuid4
@@ -15,6 +16,7 @@ from django_dispatch.conf import DispatchSettings
 from django_dispatch.dispatcher.backoff import Backoff
 from django_dispatch.dispatcher.claims import Claims
 from django_dispatch.dispatcher.durations import Durations
+from django_dispatch.dispatcher.executor import Executor
 from django_dispatch.dispatcher.housekeeping import Housekeeping
 from django_dispatch.dispatcher.pace import VAIN_LOOKS, VAIN_LOOKS_PER_SECOND
 from django_dispatch.dispatcher.pool import Pool
@@ -24,8 +26,10 @@ from django_dispatch.dispatcher.stats import Stats
 from django_dispatch.dispatcher.store_thread import StoreThread
 from django_dispatch.dispatcher.trouble import Trouble
 from django_dispatch.executors.fence import NEVER, Board, now_ns
+from django_dispatch.finish import TaskFacts
 from django_dispatch.messages import Kind
 from django_dispatch.store.postgres import open_exchanger, open_store
+from django_dispatch.store.values import ClaimedRun
 
 # durations: who may be sent ahead
 
@@ -148,8 +152,29 @@ def test_nobody_is_born_while_the_deadline_is_past() -> None:
 class Roomy(Pool):
     """There is always room for a run."""
 
-    def room(self) -> Room:
+    def room(self, undelivered: Sequence[ClaimedRun] = ()) -> Room:
         return Room(1)
+
+
+def test_what_is_not_delivered_yet_takes_room_in_its_own_lane_alone() -> None:
+    async def main() -> list[Room]:
+        settings = DispatchSettings(node="test", processes=4, async_concurrency=9, claim_limit=100)
+        pool = Pool(settings, Board.create(slots=5), **POOL)
+        pool.facts = {"short": TaskFacts(Kind.SYNC), "waits": TaskFacts(Kind.ASYNC)}
+        loop = asyncio.get_running_loop()
+        for slot, (kind, capacity) in enumerate([*[(Kind.SYNC, 1)] * 4, (Kind.ASYNC, 9)]):
+            pool.executors[slot] = Executor(slot, kind, slot, capacity, 0.0, loop, Births(), is_ready=True)
+        rooms = [pool.room(), pool.room([undelivered("waits")] * 3), pool.room([undelivered("short")] * 3)]
+        for executor in pool.executors.values():
+            executor.forget_their_stream()
+            executor.close()
+        return rooms
+
+    assert [room.limit for room in asyncio.run(main())] == [4, 4, 1]
+
+
+def undelivered(task: str) -> ClaimedRun:
+    return ClaimedRun(1, 1, task, "default", 0, 1, 0, 0, None, None, "requeue", "[]", "{}")
 
 
 def test_a_flood_of_wakeups_is_no_flood_of_claims(database_url: str) -> None:

@@ -229,8 +229,7 @@ class Claims:
     def _room(self) -> Room:
         if not self.is_claiming:
             return Room(0)
-        room = self._pool.room()
-        room = room._replace(limit=max(0, room.limit - len(self._undelivered)))
+        room = self._pool.room(self._undelivered)
         if room.excluded and not self._pace.may_pick():
             return Room(0)
         if self._max_runs is not None:

@@ -107,8 +107,8 @@ class Pool:
         """Whether there is nothing to watch: no run here, and every executor ready."""
         return not self.waiting and all(e.is_ready and not e.flights for e in self.executors.values())
 
-    def room(self) -> Room:
-        """Return how many runs may be claimed now, and of which tasks none.
+    def room(self, undelivered: Sequence[ClaimedRun] = ()) -> Room:
+        """Return how many runs may be claimed now, besides these, which will be taken soon; and of which tasks none.
 
         For each synchronous slot that will soon be free, one more may wait here.
         """
@@ -120,6 +120,9 @@ class Pool:
                 rooms[executor.kind] += not ahead and is_soon_free(executor, self.durations, now)
         for flight in self.waiting:
             rooms[flight.facts.kind] -= 1
+        for run in undelivered:
+            if facts := self.facts.get(run.task):
+                rooms[facts.kind] -= 1
         return room_in(rooms, self._settings.claim_limit, self.facts, self.wanted)
 
     # runs

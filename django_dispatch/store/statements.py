@@ -67,12 +67,7 @@ _KEPT_PLACES = "CASE WHEN r.places > 0 AND r.on_duplicate IN ('serial', 'queue_o
 # for every run of this boot, and the primary key does not.
 _PICKING = f"""
 live AS MATERIALIZED (
-  SELECT id FROM {LEASE}
-  WHERE id = %(lease)s AND expires_at > clock_timestamp() AND %(limit)s > 0 AND EXISTS (
-    SELECT FROM unnest(%(queues)s::text[]) AS q(name)
-    CROSS JOIN LATERAL (
-      SELECT FROM {RUN} WHERE status = 'READY' AND queue = q.name ORDER BY priority DESC, id LIMIT 1) AS one
-    WHERE q.name <> ALL({PAUSED}))
+  SELECT id FROM {LEASE} WHERE id = %(lease)s AND expires_at > clock_timestamp() AND %(limit)s > 0 {{looking}}
   FOR NO KEY UPDATE
 ), picked AS MATERIALIZED (
   SELECT p.id FROM live, unnest(%(queues)s::text[]) WITH ORDINALITY AS q(name, place)
@@ -83,6 +78,11 @@ live AS MATERIALIZED (
   WHERE q.name <> ALL({PAUSED})
   LIMIT %(limit)s
 )"""
+_LOOKING = f"""AND EXISTS (
+    SELECT FROM unnest(%(queues)s::text[]) AS q(name)
+    CROSS JOIN LATERAL (
+      SELECT FROM {RUN} WHERE status = 'READY' AND queue = q.name ORDER BY priority DESC, id LIMIT 1) AS one
+    WHERE q.name <> ALL({PAUSED}))"""
 
 
 # The key of a run of which one may wait is free when it waits no more.
@@ -102,7 +102,7 @@ _CLAIMING = f"""
 """
 
 # The claim of an idle dispatcher, which has nothing to finish: a shorter way from a wakeup to a body.
-CLAIM = f"WITH {_PICKING} {_CLAIMING}"
+CLAIM = f"WITH {_PICKING.format(looking=_LOOKING)} {_CLAIMING}"
 
 EXCHANGE = f"""
 WITH settled AS MATERIALIZED (
@@ -131,7 +131,7 @@ WITH settled AS MATERIALIZED (
       finished_at = CASE WHEN {_WORD} NOT IN ('READY', 'SCHEDULED') THEN clock_timestamp() END
   FROM free AS s WHERE r.id = s.id
   RETURNING r.id
-), {_PICKING}, claimed AS ({_CLAIMING})
+), {_PICKING.format(looking="")}, claimed AS ({_CLAIMING})
 SELECT * FROM claimed
 UNION ALL
 SELECT id, NULL, CASE WHEN EXISTS (SELECT FROM {RUN} AS r WHERE {_OURS}) THEN 'busy' END,
