@@ -34,6 +34,7 @@ REASON_OF_STOP: Mapping[Stop | None, StopReason] = {
     Stop.TIMEOUT: "timeout",
     Stop.SHUTDOWN: "shutdown",
 }
+NOBODY_ASKS = TaskContext.detached()  # for a body that takes no context
 KIND_OF_VERDICT = {
     Verdict.RAISED: "exception",
     Verdict.CANCELLED: "cancelled",
@@ -51,6 +52,12 @@ class Attempt:
     executor: str
     stop: Stop | None = None
     started_at: float = field(default_factory=perf_counter)
+    log_fields: dict[str, object] = field(init=False)
+    """What the records of its body carry."""
+
+    def __post_init__(self) -> None:
+        assignment = self.assignment
+        self.log_fields = run_fields(assignment.run_id, assignment.task, assignment.queue, assignment.attempt)
 
     @property
     def token(self) -> tuple[int, int]:
@@ -60,12 +67,6 @@ class Attempt:
     def names(self) -> tuple[int, str]:
         """The run's id and its task, for a log."""
         return self.assignment.run_id, self.assignment.task
-
-    @property
-    def log_fields(self) -> dict[str, object]:
-        """What the records of its body carry."""
-        assignment = self.assignment
-        return run_fields(assignment.run_id, assignment.task, assignment.queue, assignment.attempt)
 
     def body(
         self, report: Callable[[str], None], why_stop: Callable[[], Stop | None], ask: Callable[[str, float], str]
@@ -83,7 +84,17 @@ class Attempt:
             raise InvalidArguments("The args of a run must be a JSON array, and its kwargs a JSON object.")
         if _is_too_deep(assignment.args, args) or _is_too_deep(assignment.kwargs, kwargs):
             raise InvalidArguments(f"The arguments of a run must not be nested more than {DEEPEST} levels deep.")
-        context = TaskContext(
+        context = NOBODY_ASKS if not task.bind else self._context(report, why_stop, ask)
+        current_run.set(self.log_fields)
+        if task.atomic:
+            return lambda: atomic.call(lambda: task.invoke(context, args, kwargs), assignment.lease, self.returned)
+        return lambda: task.invoke(context, args, kwargs)
+
+    def _context(
+        self, report: Callable[[str], None], why_stop: Callable[[], Stop | None], ask: Callable[[str, float], str]
+    ) -> TaskContext:
+        assignment = self.assignment
+        return TaskContext(
             run_id=assignment.run_id,
             epoch=assignment.epoch,
             attempt=assignment.attempt,
@@ -93,10 +104,6 @@ class Attempt:
             ask=ask,
             scheduled_for=assignment.scheduled_for,
         )
-        current_run.set(self.log_fields)
-        if task.atomic:
-            return lambda: atomic.call(lambda: task.invoke(context, args, kwargs), assignment.lease, self.returned)
-        return lambda: task.invoke(context, args, kwargs)
 
     def returned(self, value: Any) -> Outcome:
         """Return the outcome of a body that returned."""

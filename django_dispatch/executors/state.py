@@ -23,7 +23,7 @@ class ProcessState:
 
     def __init__(self) -> None:
         self._handlers = list(map(getsignal, _STANDARD_SIGNALS))
-        self._directory = _directory()
+        self._directory = _open_directory()
         self._umask = os.umask(0)
         os.umask(self._umask)
         self._environ = os.environ
@@ -85,21 +85,23 @@ class ProcessState:
         time.tzset()
 
     def _restore_directory(self) -> bool:
-        if self._directory is None or _directory() == self._directory:
-            return True
-        try:
-            os.chdir(self._directory)
-        except OSError:
-            return False
+        """Go back, which costs less than to ask where we are."""
+        if self._directory is not None:
+            try:
+                os.fchdir(self._directory)
+            except OSError:
+                return False
         return True
 
 
-def _directory() -> str | None:
-    """The working directory, if it has not been deleted, as that of an older release may be."""
+def _open_directory() -> int | None:
+    """The working directory, be it deleted by now as that of an older release may be; None if we may not enter it."""
     try:
-        return os.getcwd()
+        directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+        os.fchdir(directory)
     except OSError:
         return None
+    return directory
 
 
 def _files_of_streams() -> list[tuple[int, int] | None]:
