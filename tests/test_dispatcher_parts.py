@@ -173,6 +173,27 @@ def test_what_is_not_delivered_yet_takes_room_in_its_own_lane_alone() -> None:
     assert [room.limit for room in asyncio.run(main())] == [4, 4, 1]
 
 
+def test_no_short_run_is_put_behind_a_body_that_may_be_long() -> None:
+    async def main() -> tuple[list[list[str]], int]:
+        settings = DispatchSettings(node="test", processes=2, async_concurrency=0, claim_limit=100)
+        pool = Pool(settings, Board.create(slots=2), **POOL)
+        pool.facts = dict.fromkeys(("short", "unknown"), TaskFacts(Kind.SYNC))
+        pool.durations.learn("short", 0.005)
+        loop = asyncio.get_running_loop()
+        for slot in range(2):
+            pool.executors[slot] = Executor(slot, Kind.SYNC, slot, 1, 0.0, loop, Births(), is_ready=True)
+        runs = [undelivered(task)._replace(id=n) for n, task in enumerate(["unknown", *["short"] * 4])]
+        pool.take(runs, uuid4(), loop.time())
+        room = pool.room().limit
+        found = [[flight.run.task for flight in executor.flights.values()] for executor in pool.executors.values()]
+        for executor in pool.executors.values():
+            executor.forget_their_stream()
+            executor.close()
+        return found, room
+
+    assert asyncio.run(main()) == ([["unknown"], ["short"] * 4], 1)
+
+
 def undelivered(task: str) -> ClaimedRun:
     return ClaimedRun(1, 1, task, "default", 0, 1, 0, 0, None, None, "requeue", "[]", "{}")
 

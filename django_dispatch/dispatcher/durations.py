@@ -1,6 +1,6 @@
 """How long runs take, learnt as they end: who is tiny is sent ahead, who is short claimed ahead. In the dispatcher."""
 
-TINY_SECONDS = 0.002
+TINY_SECONDS = 0.02
 SHORT_SECONDS = 0.05
 AHEAD_SECONDS = 0.02  # how much work may wait in an executor's socket
 LEAST_SECONDS = 0.0001  # what even an empty body costs, all told

@@ -77,6 +77,8 @@ class Executor:
     is_apart: bool = False
     """It is for one run that is suspected to kill it."""
     is_killed: bool = False
+    is_slow: bool = False
+    """What its one body does is not known to be tiny: nothing is to wait behind it."""
     is_blocked: bool = False
     """Its event loop does not turn: no more assignments for now."""
     is_cut: bool = False

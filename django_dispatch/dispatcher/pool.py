@@ -107,6 +107,10 @@ class Pool:
         """Whether there is nothing to watch: no run here, and every executor ready."""
         return not self.waiting and all(e.is_ready and not e.flights for e in self.executors.values())
 
+    def has_queues(self) -> bool:
+        """Whether runs wait in executors for the end of others."""
+        return any(executor.unstarted for executor in self.executors.values())
+
     def room(self, undelivered: Sequence[ClaimedRun] = ()) -> Room:
         """Return how many runs may be claimed now, besides these, which will be taken soon; and of which tasks none.
 
@@ -116,7 +120,8 @@ class Pool:
         rooms = dict.fromkeys(Kind, 0)
         for executor in self.executors.values():
             if executor.is_open:
-                rooms[executor.kind] += max(0, executor.capacity + ahead - len(executor.flights))
+                behind = 0 if executor.is_slow and executor.flights else ahead
+                rooms[executor.kind] += max(0, executor.capacity + behind - len(executor.flights))
                 rooms[executor.kind] += not ahead and is_soon_free(executor, self.durations, now)
         for flight in self.waiting:
             rooms[flight.facts.kind] -= 1
@@ -154,15 +159,18 @@ class Pool:
         """Put a run to the least busy executor of its lane: an idle one, or ahead of time if it is known to be tiny."""
         if self._quarantine.holds(flight) and flight.facts.kind is Kind.ASYNC:
             return self._quarantine.assign(flight, self.executors.values())
-        least = self.durations.ahead(self._settings.claim_limit) if self.durations.is_tiny(flight.run.task) else 0
+        is_tiny = self.durations.is_tiny(flight.run.task)
+        least = self.durations.ahead(self._settings.claim_limit) if is_tiny else 0
         best = None
         for executor in self.executors.values():
             if executor.kind is flight.facts.kind and executor.is_open:
                 load = len(executor.flights) - executor.capacity
-                if load < least:
+                if load < least and (load < 0 or not executor.is_slow):
                     best, least = executor, load
         if best is None:
             return False
+        if not best.flights:
+            best.is_slow = best.kind is Kind.SYNC and not is_tiny
         best.assign(flight)
         return True
 

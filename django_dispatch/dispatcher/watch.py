@@ -1,6 +1,7 @@
 """The watch over executors: timeouts, stops that are not obeyed, runs stuck behind others, loops that do not turn.
 
-On the dispatcher's loop, every 50 milliseconds while there is something to watch, else once a second.
+On the dispatcher's loop, every 50 milliseconds while there is something to watch, 20 while runs wait in executors
+behind others, else once a second.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from .executor import Executor, Flight
 from .pool import Pool
 
 TICK_SECONDS = 0.05
+QUICK_TICK_SECONDS = 0.02
 IDLE_TICK_SECONDS = 1.0
 STUCK_SECONDS = 0.03  # a run that takes longer does not keep others waiting behind it
 WAIT_SECONDS = 0.2  # then a claimed run that found no executor is given back,
@@ -44,7 +46,7 @@ class Watch:
                 if self._pool.is_quiet():
                     async with asyncio.timeout(IDLE_TICK_SECONDS):
                         await self._pool.stirred.wait()
-            await asyncio.sleep(TICK_SECONDS)
+            await asyncio.sleep(QUICK_TICK_SECONDS if self._pool.has_queues() else TICK_SECONDS)
 
     def tick(self, now: float) -> None:
         """Do what is due at ``now``, by the loop's clock."""
@@ -103,6 +105,7 @@ class Watch:
         for flight in executor.flights.values():
             if flight.started_at is not None:
                 self._pool.durations.learn(flight.run.task, longest)
+        executor.is_slow = executor.kind is Kind.SYNC
         self._pool.take_back_from(executor)
 
     def _look_at_start(self, executor: Executor, now: float) -> None:
