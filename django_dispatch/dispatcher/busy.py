@@ -22,6 +22,12 @@ class Ended(NamedTuple):
     settlement: Settlement
     was_busy: bool = False
 
+    def as_written(self, cancelled_ids: Sequence[int]) -> "Ended":
+        """Return it with the settlement that the database wrote: a cancel wins over another attempt."""
+        if self.settlement.run_id not in cancelled_ids:
+            return self
+        return self._replace(settlement=self.settlement._replace(status="CANCELLED", delay_seconds=None))
+
 
 class Busy:
     """Keeps such outcomes; ``again`` gets all of them, to be sent again, after pauses that grow."""

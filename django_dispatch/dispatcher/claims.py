@@ -221,6 +221,8 @@ class Claims:
 
     def _note_answers(self, batch: Sequence[Ended], exchange: Exchange) -> None:
         batch = self._busy.sort_out(batch, exchange.busy)
+        if exchange.cancelled:
+            batch = [ended.as_written(exchange.cancelled) for ended in batch]
         self._note_written(batch, exchange)
         if any(ended.settlement.delay_seconds is not None for ended in batch):
             self._on_scheduled()
@@ -264,7 +266,8 @@ class Claims:
         middle = len(batch) // 2
         halves = [await self._exchange(lease_id, half, 0, ()) for half in (batch[:middle], batch[middle:])]
         refused = [run_id for half in halves for run_id in half.refused]
-        return Exchange((), refused, [run_id for half in halves for run_id in half.busy])
+        busy = [run_id for half in halves for run_id in half.busy]
+        return Exchange((), refused, busy, [run_id for half in halves for run_id in half.cancelled])
 
     def _take(self, exchange: Exchange, limit: int, lease_id: UUID, asked_at: float) -> None:
         self._stats.runs_claimed += len(exchange.claimed)

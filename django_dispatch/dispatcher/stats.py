@@ -156,10 +156,7 @@ class Stats:
 
     @property
     def runs_finished(self) -> dict[tuple[str, str, str], int]:
-        """By task, queue and the status that the claim ended with, READY and SCHEDULED among them.
-
-        (One of these two may be CANCELLED in the database: if that was asked for at the last moment.)
-        """
+        """By task, queue and the status that the claim ended with, READY and SCHEDULED among them."""
         return {
             (tally.task, tally.queue, status): number
             for tally in self._by_labels.values()
