@@ -299,8 +299,7 @@ class Claims:
         refused = set(exchange.refused) - {e.settlement.run_id for e in batch if e.outcome.verdict is Verdict.COMMITTED}
         for ended in batch:
             if ended.settlement.run_id not in refused:
-                is_known = ended.outcome.verdict is not Verdict.UNKNOWN_TASK
-                self._stats.count_finished(ended.flight.run, ended.settlement.status, is_known=is_known)
+                ended.flight.tally.count_finished(ended.settlement.status)
         if not refused and not self._resent and not logger.isEnabledFor(logging.INFO):
             batch = [ended for ended in batch if ended.settlement.error is not None]
         for ended in batch:
