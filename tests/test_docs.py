@@ -76,7 +76,7 @@ def test_control_page_names_every_command_and_common_option_and_no_other() -> No
     assert rows(section) == set(commands.choices)
     asked = set(commands.choices) - set(database_commands.COMMANDS)
     assert {name.replace("-", "_") for name in asked} == set(COMMANDS)
-    options = {option for action in commands.choices["alive"]._actions for option in action.option_strings}
+    options = {option for action in commands.choices["main"]._actions for option in action.option_strings}
     listed = page.split("| option |")[1].split("The exit code")[0]
     assert {word.split(" ")[0] for word in first_cells(listed)} == options - {"-h", "--help"}
 
