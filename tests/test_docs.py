@@ -89,6 +89,13 @@ def test_control_page_says_how_much_may_be_half_sent_and_how_many_wait() -> None
     assert "after a\n  minute" in page
 
 
+def test_logging_page_names_every_logger_and_no_other() -> None:
+    sources = "".join(path.read_text() for path in (BASE_DIR / "django_dispatch").rglob("*.py"))
+    table = read("logging.md").split("| logger |")[1].split("\n\n")[0]
+    named = re.findall(r"`(?:django_dispatch)?\.(\w+)`", table)
+    assert sorted(named) == sorted(set(re.findall(r'getLogger\("django_dispatch\.(\w+)"\)', sources)))
+
+
 def test_statuses_page_names_every_status_and_kind_of_error_and_no_other() -> None:
     page = read("statuses.md")
     assert rows(page.split("## What an ending does")[0]) == set(Status.values)
