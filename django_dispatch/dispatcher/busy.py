@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from ..messages import Outcome
@@ -22,7 +22,7 @@ class Ended(NamedTuple):
     settlement: Settlement
     was_busy: bool = False
 
-    def as_written(self, cancelled_ids: Sequence[int]) -> "Ended":
+    def as_written(self, cancelled_ids: Collection[int]) -> "Ended":
         """Return it with the settlement that the database wrote: a cancel wins over another attempt."""
         if self.settlement.run_id not in cancelled_ids:
             return self

@@ -222,7 +222,8 @@ class Claims:
     def _note_answers(self, batch: Sequence[Ended], exchange: Exchange) -> None:
         batch = self._busy.sort_out(batch, exchange.busy)
         if exchange.cancelled:
-            batch = [ended.as_written(exchange.cancelled) for ended in batch]
+            cancelled = set(exchange.cancelled)
+            batch = [ended.as_written(cancelled) for ended in batch]
         self._note_written(batch, exchange)
         if any(ended.settlement.delay_seconds is not None for ended in batch):
             self._on_scheduled()

@@ -31,7 +31,7 @@ class Reports:
         self._is_known_deaf = False
 
     async def fail(self, error: Exception) -> None:
-        """Take note of a failure; return when to try again."""
+        """Take note of a failure, and wait until it may be tried again."""
         if isinstance(error, Deaf):
             return await self._rest(error)
         self._trouble.failed("listener", error)
