@@ -391,8 +391,8 @@ _OF_RULES = (
 
 _OF_EXCHANGES = (
     ("claimed.sort(key=lambda run: (place[run.queue], -run.priority, run.id))", "claimed.reverse()", _CLAIMS),
-    ("(busy if row[2] else refused).append", "refused.append", _BUSY),
-    ("(busy if row[2] else refused).append", "busy.append", _BUSY),
+    ("by_answer[row[2]].append", "by_answer[None].append", _BUSY),
+    ("by_answer[row[2]].append", "by_answer['busy'].append", _BUSY),
     ("EXCHANGE if settlements else CLAIM", "CLAIM", _SETTLEMENTS),
 )
 
