@@ -95,7 +95,17 @@ def test_the_exit_code_says_whether_all_is_well(
     assert error.value.returncode == 1
 
 
-@pytest.mark.parametrize("words", [["run", "t", "--args", "[1"], ["scale"], ["stacks"], ["set-log-level", "LOUD"], []])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "t", "--args", "[1"],
+        ["scale"],
+        ["stacks"],
+        ["set-log-level", "LOUD"],
+        ["cancel", "--task=shop.add", "--queue="],
+        [],
+    ],
+)
 def test_what_makes_no_sense_is_not_asked(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatcherctl, "ask", lambda *_, **__: pytest.fail("it was asked"))
     with pytest.raises(CommandError):

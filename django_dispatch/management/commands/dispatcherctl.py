@@ -64,9 +64,9 @@ class Command(BaseCommand):
         cancel = add("cancel", "Cancel runs, those that wait and those that run.")
         for one in (running, cancel):
             one.add_argument("--run", type=int, metavar="ID", help="The run with this id.")
-            one.add_argument("--uuid", help="The run that came by the message with this uuid.")
-            one.add_argument("--task", help="Runs of the task with this path.")
-            one.add_argument("--queue", help="Runs of this queue.")
+            one.add_argument("--uuid", type=_given, help="The run that came by the message with this uuid.")
+            one.add_argument("--task", type=_given, help="Runs of the task with this path.")
+            one.add_argument("--queue", type=_given, help="Runs of this queue.")
         tasks = add("aio-tasks", "Show where the dispatcher's own asyncio tasks wait.")
         tasks.add_argument("--limit", type=int, default=6, help="The innermost frames of each. Default: 6.")
         stacks = add("stacks", "Show where the body of a run is.")
@@ -197,6 +197,12 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="Wait until it has ended, an hour at most or so long, and show its result.",
     )
+
+
+def _given(text: str) -> str:
+    if not text:  # on the wire it would be no filter, and mean more runs than an empty variable of a script does
+        raise argparse.ArgumentTypeError("it must not be empty")
+    return text
 
 
 def _json(text: str) -> Any:
