@@ -76,7 +76,7 @@ def test_control_page_names_every_command_and_common_option_and_no_other() -> No
     assert rows(section) == set(commands.choices)
     asked = set(commands.choices) - set(database_commands.COMMANDS)
     assert {name.replace("-", "_") for name in asked} == set(COMMANDS)
-    options = {option for action in commands.choices["alive"]._actions for option in action.option_strings}
+    options = {option for action in commands.choices["main"]._actions for option in action.option_strings}
     listed = page.split("| option |")[1].split("The exit code")[0]
     assert {word.split(" ")[0] for word in first_cells(listed)} == options - {"-h", "--help"}
 
@@ -87,6 +87,13 @@ def test_control_page_says_how_much_may_be_half_sent_and_how_many_wait() -> None
     assert f"{submissions.MOST_WAITING:,} messages wait" in page
     assert wire.EXPIRY_SECONDS == 60
     assert "after a\n  minute" in page
+
+
+def test_logging_page_names_every_logger_and_no_other() -> None:
+    sources = "".join(path.read_text() for path in (BASE_DIR / "django_dispatch").rglob("*.py"))
+    table = read("logging.md").split("| logger |")[1].split("\n\n")[0]
+    named = re.findall(r"`(?:django_dispatch)?\.(\w+)`", table)
+    assert sorted(named) == sorted(set(re.findall(r'getLogger\("django_dispatch\.(\w+)"\)', sources)))
 
 
 def test_statuses_page_names_every_status_and_kind_of_error_and_no_other() -> None:

@@ -51,6 +51,11 @@ class Ends:
                 assert isinstance(message, Question)
                 return message
 
+    def stop(self, thread: threading.Thread | None = None) -> None:
+        """Have the body stopped by a signal to a thread; to this one, before it returns."""
+        self.board.order_stop(0, self.attempt.token, Stop.CANCEL)
+        signal.pthread_kill((thread or threading.current_thread()).ident or 0, signal.SIGUSR1)
+
     def close(self) -> None:
         for end in (self._tickets, self.stream, self.executor._stream):
             end.close()
@@ -92,8 +97,7 @@ def test_a_stop_that_comes_while_the_stream_is_read_waits_until_it_was(
     read = ends.executor._inbox.read_stream
 
     def disturbed(*flags: int) -> None:
-        ends.board.order_stop(0, ends.attempt.token, Stop.CANCEL)
-        signal.raise_signal(signal.SIGUSR1)
+        ends.stop()
         read(*flags)
 
     monkeypatch.setattr(ends.executor._inbox, "read_stream", disturbed)
@@ -105,13 +109,54 @@ def test_a_stop_that_comes_while_the_stream_is_read_waits_until_it_was(
     assert not ends.executor._asking.locked()
 
 
+class Disturbed:
+    """A lock; a stop comes when somebody has just taken it."""
+
+    def __init__(self, ends: Ends) -> None:
+        self._lock, self._ends = ends.executor._asking, ends
+
+    def acquire(self, timeout: float) -> bool:
+        taken = self._lock.acquire(timeout=timeout)
+        self._ends.stop()
+        return taken
+
+    def release(self) -> None:
+        self._lock.release()
+
+
+def test_a_stop_that_comes_when_it_is_ones_turn_to_ask_leaves_the_turn_to_others(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = ends.executor._asking
+    monkeypatch.setattr(ends.executor, "_asking", Disturbed(ends))
+    with pytest.raises(RunCancelled):
+        ends.ask()
+    assert not lock.locked()
+
+
+def test_a_stop_that_comes_while_another_thread_asks_ends_the_waiting(ends: Ends) -> None:
+    with ends.executor._asking:
+        threading.Timer(0.1, lambda: ends.stop(threading.main_thread())).start()
+        with pytest.raises(RunCancelled):
+            ends.ask(seconds=60)
+        with pytest.raises(TimeoutError):
+            ends.ask(seconds=0)
+
+
+def test_a_stop_that_comes_before_the_body_is_armed_is_found(ends: Ends) -> None:
+    ends.executor._current = None
+    ends.stop()
+    ends.executor._current = ends.attempt
+    with pytest.raises(RunCancelled):
+        ends.executor._call(ends.attempt)
+
+
 def test_a_stop_that_comes_while_the_answer_does_not_ends_the_waiting(ends: Ends) -> None:
     main = threading.main_thread()
 
     def dispatcher() -> None:
         ends.question()
-        ends.board.order_stop(0, ends.attempt.token, Stop.CANCEL)
-        signal.pthread_kill(main.ident or 0, signal.SIGUSR1)
+        ends.stop(main)
 
     thread = later(dispatcher)
     with pytest.raises(RunCancelled):

@@ -8,6 +8,7 @@ import pytest
 from django_dispatch import retry
 from django_dispatch.dispatcher.death import Death, outcome_of
 from django_dispatch.dispatcher.executor import Flight
+from django_dispatch.dispatcher.stats import Stats
 from django_dispatch.finish import TaskFacts, settle
 from django_dispatch.messages import Kind, Outcome, Plan, Stop, Verdict
 from django_dispatch.retry import Linear
@@ -146,7 +147,9 @@ def test_delays_grow_and_have_a_limit() -> None:
 )
 def test_a_death_is_a_verdict(stop: Stop | None, end: tuple[int, str], verdict: Verdict, kind: str, words: str) -> None:
     """By our own doing or not, and named: a run whose executor died is never a success."""
-    flight = Flight(RUN, (5, 9), FACTS, bytes(16), claimed_at=1.0, timeout_seconds=2.0, started_at=3.0, stop=stop)
+    flight = Flight(
+        RUN, (5, 9), FACTS, bytes(16), Stats().tally(RUN), 1.0, timeout_seconds=2.0, started_at=3.0, stop=stop
+    )
     outcome = outcome_of(flight, Death("a:7", *end, peak_kb=4), now=5.5)
     error = json.loads(outcome.text)
     assert (outcome.verdict, outcome.duration_seconds, error["kind"]) == (verdict, 2.5, kind)

@@ -1,18 +1,23 @@
 """What probes and service managers are told of a dispatcher."""
 
 import asyncio
+import io
+import json
 import os
 import re
 import resource
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.db import OperationalError
 
 from django_dispatch import alive
@@ -359,8 +364,98 @@ def test_the_program_for_probes_says_yes_or_no_quickly(kit: Kit) -> None:
     ask("pause", timeout=20)
     code, text = probe(f"--port={port}", "--ready")
     assert (code, "it is paused" in text) == (1, True)
+    assert probe(f"--port={port}", "--node=a")[0] == 0
+    code, text = probe(f"--port={port}", "--node=b")
+    assert (code, text) == (1, f"No answer from port {port} of 127.0.0.1: it is not 'b' but 'a'.\n")
     code, text = probe(f"--port={free_port()}")
     assert (code, text.startswith("No answer from port")) == (1, True)
+
+
+class Untouched:
+    """Stands for a database that accepts connections and says nothing; ``was_touched`` says whether one came."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._socket.setblocking(False)
+        self.url = f"postgres://nobody@127.0.0.1:{self._socket.getsockname()[1]}/none"
+
+    def was_touched(self) -> bool:
+        try:
+            self._socket.accept()[0].close()
+        except BlockingIOError:
+            return False
+        return True
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def untouched() -> Iterator[Untouched]:
+    untouched = Untouched()
+    yield untouched
+    untouched.close()
+
+
+def alive_of(node: str, port: int, url: str, *options: str) -> tuple[int, str]:
+    """``dispatcherctl alive`` as a program, with this database: exit code and output."""
+    command = [sys.executable, "manage.py", "dispatcherctl", "alive", f"--node={node}", f"--metrics-port={port}"]
+    env = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "DATABASE_URL": url}
+    done = subprocess.run([*command, *options], cwd=BASE_DIR, env=env, check=False, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_dispatcher_on_this_host_is_asked_for_without_the_database(
+    kit: Kit, untouched: Untouched, database_url: str
+) -> None:
+    port = free_port()
+    a = kit.dispatchers("a", metrics_port=port, lease_ttl=30)
+    code, text = alive_of("a", port, untouched.url, "--json")
+    assert (code, json.loads(text)) == (0, [{"is_healthy": True, "late": [], "node_id": "a"}])
+    assert not untouched.was_touched()
+    # Others are asked over the database, so there must be one; and so is who does not answer here.
+    code, text = alive_of("b", port, untouched.url, "--timeout=1")
+    assert (code, "could not be sent" in text, "it is not 'b' but 'a'" in text) == (1, True, True)
+    assert untouched.was_touched()
+    assert alive_of("a", free_port(), database_url, "--timeout=20")[0] == 0
+    kit.freeze(a.pid)
+    code, text = alive_of("a", port, database_url, "--timeout=1")
+    assert (code, f"No reply from a (pid {a.pid} " in text) == (1, True)
+    code, text = alive_of("a", port, untouched.url, "--timeout=1")
+    assert (code, f"Nor is there an answer from port {port} of 127.0.0.1: timed out." in text) == (1, True)
+    kit.freeze.thaw_all()
+
+
+@contextmanager
+def one_answer(status: int, body: str) -> Iterator[int]:
+    """Answer one request; gives the port."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(f"HTTP/1.1 {status} Whatever\r\n\r\n{body}".encode())
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield server.getsockname()[1]
+        thread.join()
+
+
+@pytest.mark.parametrize("body", ["", "[]", "{", '{"node": 5}', '{"is_healthy": true}'])
+def test_an_answer_that_names_no_dispatcher_is_none(body: str) -> None:
+    with one_answer(200, body) as port, pytest.raises(ValueError, match="it is not 'a'"):
+        alive.ask_health("127.0.0.1", port, 20.0, node="a")
+
+
+def test_a_dispatcher_that_is_not_well_is_named_with_what_is_late() -> None:
+    document = {"is_healthy": False, "node": "a", "state": "active", "failing": {"claims": "has not done its work"}}
+    with (
+        one_answer(503, json.dumps(document)) as port,
+        pytest.raises(CommandError, match=r"^a is not well; late: claims\.$"),
+    ):
+        call_command("dispatcherctl", "alive", node="a", metrics_port=port, stdout=io.StringIO(), skip_checks=True)
 
 
 def test_the_program_for_probes_imports_no_django_and_knows_the_default_port() -> None:

@@ -9,7 +9,10 @@ import pytest
 
 from django_dispatch import JsonFormatter, RunContextFilter
 from django_dispatch.control import ask
+from django_dispatch.dispatcher.run_log import tell_ended
 from django_dispatch.logs import RUN_FIELDS, current_run, run_fields, written_by_a_thread
+from django_dispatch.messages import Outcome, Verdict
+from django_dispatch.store.values import ClaimedRun, Settlement
 from tests.kit import tasks
 from tests.kit.fixtures import Kit
 from tests.kit.runs import wait_until_final
@@ -36,6 +39,29 @@ def test_the_filter_names_the_run_and_the_node() -> None:
     finally:
         current_run.reset(token)
     assert named(record) == {**here, "node": "web1"}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "status", "level"),
+    [
+        (Verdict.RETURNED, "SUCCESSFUL", "INFO"),
+        (Verdict.RAISED, "FAILED", "WARNING"),
+        (Verdict.UNSTARTED, "READY", "DEBUG"),
+        (Verdict.UNSTARTED, "CANCELLED", "INFO"),
+    ],
+)
+def test_a_run_that_ends_is_a_line_and_one_that_is_given_back_a_detail(
+    verdict: Verdict, status: str, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = ClaimedRun(5, 9, "shop.add", "default", 0, 1, 0, 0, None, None, "requeue", "[]", "{}")
+    with caplog.at_level(logging.DEBUG, "django_dispatch.dispatcher"):
+        tell_ended(run, Outcome(5, 9, verdict, 1.5), Settlement(5, 9, status))
+    (record,) = caplog.records
+    words = verdict.name.lower()
+    assert (record.levelname, record.message) == (
+        level,
+        f"Run 5 shop.add {status}: {words} after 1.500 s (attempt 1).",
+    )
 
 
 def test_the_filter_names_no_run_outside_one_and_keeps_what_the_record_says() -> None:

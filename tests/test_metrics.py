@@ -223,10 +223,11 @@ def test_labels_are_few_whatever_rows_say() -> None:
     stats = Stats()
     for number in range(1000):
         run = _claimed("shop.add", f"customer{number}")
-        stats.count_started(run, 0.1)
-        stats.count_ended(run, 0.2)
-        stats.count_finished(run, "SUCCESSFUL")
-        stats.count_finished(_claimed(f"no.such{number}", "default"), "FAILED", is_known=False)
+        tally = stats.tally(run)
+        tally.count_started(0.1)
+        tally.count_ended(0.2)
+        tally.count_finished("SUCCESSFUL")
+        stats.tally(_claimed(f"no.such{number}", "default"), is_known=False).count_finished("FAILED")
     assert len({queue for _, queue in stats.runs_started} | {"default"}) == MOST_QUEUES + 1
     assert stats.runs_started["shop.add", OTHER] == 1000 - (MOST_QUEUES - 1)
     assert sum(stats.runs_finished.values()) == 2000

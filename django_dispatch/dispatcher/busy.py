@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from ..messages import Outcome
@@ -21,6 +21,12 @@ class Ended(NamedTuple):
     outcome: Outcome
     settlement: Settlement
     was_busy: bool = False
+
+    def as_written(self, cancelled_ids: Collection[int]) -> "Ended":
+        """Return it with the settlement that the database wrote: a cancel wins over another attempt."""
+        if self.settlement.run_id not in cancelled_ids:
+            return self
+        return self._replace(settlement=self.settlement._replace(status="CANCELLED", delay_seconds=None))
 
 
 class Busy:

@@ -221,6 +221,9 @@ class Claims:
 
     def _note_answers(self, batch: Sequence[Ended], exchange: Exchange) -> None:
         batch = self._busy.sort_out(batch, exchange.busy)
+        if exchange.cancelled:
+            cancelled = set(exchange.cancelled)
+            batch = [ended.as_written(cancelled) for ended in batch]
         self._note_written(batch, exchange)
         if any(ended.settlement.delay_seconds is not None for ended in batch):
             self._on_scheduled()
@@ -263,7 +266,8 @@ class Claims:
         middle = len(batch) // 2
         halves = [await self._exchange(lease_id, half, 0, ()) for half in (batch[:middle], batch[middle:])]
         refused = [run_id for half in halves for run_id in half.refused]
-        return Exchange((), refused, [run_id for half in halves for run_id in half.busy])
+        busy = [run_id for half in halves for run_id in half.busy]
+        return Exchange((), refused, busy, [run_id for half in halves for run_id in half.cancelled])
 
     def _take(self, exchange: Exchange, limit: int, lease_id: UUID, asked_at: float) -> None:
         self._stats.runs_claimed += len(exchange.claimed)
@@ -295,8 +299,7 @@ class Claims:
         refused = set(exchange.refused) - {e.settlement.run_id for e in batch if e.outcome.verdict is Verdict.COMMITTED}
         for ended in batch:
             if ended.settlement.run_id not in refused:
-                is_known = ended.outcome.verdict is not Verdict.UNKNOWN_TASK
-                self._stats.count_finished(ended.flight.run, ended.settlement.status, is_known=is_known)
+                ended.flight.tally.count_finished(ended.settlement.status)
         if not refused and not self._resent and not logger.isEnabledFor(logging.INFO):
             batch = [ended for ended in batch if ended.settlement.error is not None]
         for ended in batch:

@@ -23,6 +23,7 @@ from ..messages import (
     take_tickets,
 )
 from ..store.values import ClaimedRun
+from .stats import Tally
 
 BUFFER = 1 << 20
 LARGEST_READ = 1 << 18
@@ -47,6 +48,7 @@ class Flight:
     token: Token
     facts: TaskFacts
     lease: bytes
+    tally: Tally
     claimed_at: float
     timeout_seconds: float | None = None
     due_at: float = 0.0

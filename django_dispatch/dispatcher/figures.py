@@ -26,6 +26,8 @@ def families(dispatcher: "Dispatcher") -> list[Family]:
         *_names_of_dispatcherd(dispatcher),
         *_itself(dispatcher),
         *_runs(dispatcher),
+        *_durations(dispatcher),
+        *_held(dispatcher),
         *_executors(dispatcher),
         *_lease(dispatcher),
         *_wakeups(dispatcher),
@@ -72,7 +74,7 @@ def _itself(dispatcher: "Dispatcher") -> Iterator[Family]:
 
 
 def _runs(dispatcher: "Dispatcher") -> Iterator[Family]:
-    stats, pool = dispatcher.stats, dispatcher.pool
+    stats = dispatcher.stats
     by_task_and_queue = ("task", "queue")
     yield counter(enqueued.NAME, enqueued.HELP, by_task_and_queue, stats.runs_enqueued)
     yield counter("django_dispatch_runs_claimed_total", "Runs claimed.", (), {(): stats.runs_claimed})
@@ -95,6 +97,10 @@ def _runs(dispatcher: "Dispatcher") -> Iterator[Family]:
         ("queue", "status"),
         stats.runs_reclaimed,
     )
+
+
+def _durations(dispatcher: "Dispatcher") -> Iterator[Family]:
+    stats = dispatcher.stats
     yield histogram(
         "django_dispatch_run_wait_seconds",
         "From when a run was due, by the database's clock, to the start of its body.",
@@ -113,6 +119,10 @@ def _runs(dispatcher: "Dispatcher") -> Iterator[Family]:
     yield histogram(
         "django_dispatch_claim_runs", "Runs of a claim that there was room for.", (), {(): stats.claim_runs}
     )
+
+
+def _held(dispatcher: "Dispatcher") -> Iterator[Family]:
+    pool = dispatcher.pool
     flights = pool.flights()
     running = sum(flight.started_at is not None for flight in flights)
     yield gauge(

@@ -21,6 +21,40 @@ DEAF_SECONDS = 60.0
 logger = logging.getLogger("django_dispatch.dispatcher")
 
 
+class Reports:
+    """What becomes of the listening connection, as the dispatcher is told of it; a deaf one is told of once."""
+
+    def __init__(self, trouble: Trouble, stats: Stats) -> None:
+        self._trouble = trouble
+        self._stats = stats
+        self._backoff = Backoff()
+        self._is_known_deaf = False
+
+    async def fail(self, error: Exception) -> None:
+        """Take note of a failure, and wait until it may be tried again."""
+        if isinstance(error, Deaf):
+            return await self._rest(error)
+        self._trouble.failed("listener", error)
+        await self._trouble.pause(self._backoff.next_seconds())
+
+    async def _rest(self, error: Deaf) -> None:
+        if not self._is_known_deaf:
+            logger.warning("%s", error)
+        self._is_known_deaf = True
+        self._trouble.succeeded("listener")
+        self._stats.succeed("listener", DEAF_SECONDS)
+        await asyncio.sleep(jittered(DEAF_SECONDS))
+
+    def succeed(self) -> None:
+        """Take note that it hears."""
+        if self._is_known_deaf:
+            logger.warning("LISTEN hears again.")
+        self._is_known_deaf = False
+        self._backoff.reset()
+        self._trouble.succeeded("listener")
+        self._stats.succeed("listener")
+
+
 def open_listener(
     settings: DispatchSettings,
     store: StoreThread,
@@ -32,33 +66,11 @@ def open_listener(
     on_message: Callable[[str, str], None],
 ) -> Listener:
     """Return a listener that shares in what the dispatcher knows of the database; nothing is connected yet."""
-    backoff = Backoff()
-    is_known_deaf = False
 
     async def send(payload: str) -> None:
         await store.call(store.store.notify, [payload])
 
-    async def fail(error: Exception) -> None:
-        nonlocal is_known_deaf
-        if isinstance(error, Deaf):
-            if not is_known_deaf:
-                logger.warning("%s", error)
-            is_known_deaf = True
-            trouble.succeeded("listener")
-            stats.succeed("listener", DEAF_SECONDS)
-            return await asyncio.sleep(jittered(DEAF_SECONDS))
-        trouble.failed("listener", error)
-        await trouble.pause(backoff.next_seconds())
-
-    def succeed() -> None:
-        nonlocal is_known_deaf
-        if is_known_deaf:
-            logger.warning("LISTEN hears again.")
-        is_known_deaf = False
-        backoff.reset()
-        trouble.succeeded("listener")
-        stats.succeed("listener")
-
+    reports = Reports(trouble, stats)
     proof_seconds = min(max(settings.poll_interval_seconds, 1.0), LONGEST_PROOF_SECONDS)
     stats.expect("listener", proof_seconds)
     listener = Listener(
@@ -66,8 +78,8 @@ def open_listener(
         on_wakeup=on_wakeup,
         on_connected=on_connected,
         send=send,
-        on_failed=fail,
-        on_proved=succeed,
+        on_failed=reports.fail,
+        on_proved=reports.succeed,
         proof_seconds=proof_seconds,
         channels=(settings.control_channel, *settings.notify_channels),
         on_message=on_message,

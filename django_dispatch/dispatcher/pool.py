@@ -140,8 +140,9 @@ class Pool:
             if facts is None:
                 self._refuse(run, lease, now)
                 continue
+            tally, token = self._stats.tally(run), (run.id, run.epoch)
             timeout_seconds = run.timeout_seconds or facts.timeout_seconds or self._settings.default_timeout_seconds
-            flight = Flight(run, (run.id, run.epoch), facts, lease, now, timeout_seconds, asked_at - run.due_seconds)
+            flight = Flight(run, token, facts, lease, tally, now, timeout_seconds, asked_at - run.due_seconds)
             if self.waiting or not self._assign(flight):
                 self.waiting.append(flight)
         self.stirred.set()
@@ -149,7 +150,8 @@ class Pool:
 
     def _refuse(self, run: ClaimedRun, lease: bytes, now: float) -> None:
         """There is no such task here: whoever deploys it may be about to."""
-        flight = Flight(run, (run.id, run.epoch), TaskFacts(Kind.SYNC), lease, now)
+        tally = self._stats.tally(run, is_known=False)
+        flight = Flight(run, (run.id, run.epoch), TaskFacts(Kind.SYNC), lease, tally, now)
         message = f"This dispatcher has no task {run.task!r}."
         node = self._settings.node
         text = error_document("unknown_task", message, attempt=run.attempt, executor=node)
@@ -228,7 +230,7 @@ class Pool:
                 self._land(executor, message)
             elif isinstance(message, Started):
                 if flight := executor.mark_started(message, now):
-                    self._stats.count_started(flight.run, now - flight.due_at)
+                    flight.tally.count_started(now - flight.due_at)
             elif isinstance(message, Said):
                 self._hear(executor, message)
             elif isinstance(message, Ready):
@@ -267,7 +269,7 @@ class Pool:
             if flight.started_at is not None:
                 executor.finished += 1
                 self.durations.learn(flight.run.task, outcome.duration_seconds)
-                self._stats.count_ended(flight.run, outcome.duration_seconds)
+                flight.tally.count_ended(outcome.duration_seconds)
             self._on_outcome(flight, outcome)
 
     def _cut_off(self, executor: Executor) -> None:
@@ -376,7 +378,7 @@ class Pool:
         for flight in flights:
             executor.land(flight.token)
             if flight.started_at is not None:
-                self._stats.count_ended(flight.run, now - flight.started_at)
+                flight.tally.count_ended(now - flight.started_at)
             self._on_outcome(flight, outcome_of(flight, death, now, is_alone=len(flights) == 1))
         executor.close()
         if not executor.is_ready and not cause:

@@ -18,7 +18,8 @@ def tell_ended(run: ClaimedRun, outcome: Outcome, settlement: Settlement) -> Non
     if settlement.status == "FAILED" or settlement.has_failed or settlement.was_interrupted:
         level = logging.WARNING
     else:
-        level = logging.DEBUG if outcome.verdict is Verdict.UNSTARTED else logging.INFO
+        is_given_back = outcome.verdict is Verdict.UNSTARTED and settlement.status != "CANCELLED"
+        level = logging.DEBUG if is_given_back else logging.INFO
     if not logger.isEnabledFor(level):
         return
     verdict, seconds = outcome.verdict.name.lower(), outcome.duration_seconds

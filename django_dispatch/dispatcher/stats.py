@@ -4,7 +4,7 @@ Plain numbers, changed on the dispatcher's loop and read there; counters begin a
 """
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from ..metrics.families import (
@@ -36,7 +36,7 @@ class Loop:
 
 
 class Tally:
-    """What is counted of the runs of one task and queue, by the values that their labels have."""
+    """What is counted of the runs of one task and queue, by the values that their labels have. A microsecond a run."""
 
     __slots__ = ("bodies", "finished", "queue", "started", "task", "waits")
 
@@ -44,9 +44,22 @@ class Tally:
         self.task = task
         self.queue = queue
         self.started = 0
-        self.finished: dict[str, int] = {}
+        self.finished: dict[str, int] = defaultdict(int)
         self.waits = waits
         self.bodies = bodies
+
+    def count_started(self, wait_seconds: float) -> None:
+        """Count a body that has begun."""
+        self.started += 1
+        self.waits.observe(wait_seconds)
+
+    def count_ended(self, body_seconds: float) -> None:
+        """Count a body that has ended, by itself or with its executor."""
+        self.bodies.observe(body_seconds)
+
+    def count_finished(self, status: str) -> None:
+        """Count a claim that has ended, by the status that was written."""
+        self.finished[status] += 1
 
 
 MOST_TALLIES = 10_000  # that are remembered by their true names
@@ -107,26 +120,12 @@ class Stats:
         it.last_success_at = time.time()
         it.late_seconds = _late_seconds(it.period_seconds if pause_seconds is None else pause_seconds)
 
-    # runs: a microsecond for all three
-
-    def count_started(self, run: ClaimedRun, wait_seconds: float) -> None:
-        """Count a body that has begun."""
-        tally = self._tallies.get((run.task, run.queue)) or self._tally(run.task, run.queue)
-        tally.started += 1
-        tally.waits.observe(wait_seconds)
-
-    def count_ended(self, run: ClaimedRun, body_seconds: float) -> None:
-        """Count a body that has ended, by itself or with its executor."""
-        tally = self._tallies.get((run.task, run.queue)) or self._tally(run.task, run.queue)
-        tally.bodies.observe(body_seconds)
-
-    def count_finished(self, run: ClaimedRun, status: str, *, is_known: bool = True) -> None:
-        """Count a run whose outcome is written. ``is_known``: its task is one of ours, of which there are few."""
+    def tally(self, run: ClaimedRun, *, is_known: bool = True) -> Tally:
+        """Return where to count a run. ``is_known``: its task is one of ours, of which there are few."""
         task = run.task if is_known else OTHER
-        finished = (self._tallies.get((task, run.queue)) or self._tally(task, run.queue)).finished
-        finished[status] = finished.get(status, 0) + 1
+        return self._tallies.get((task, run.queue)) or self._new_tally(task, run.queue)
 
-    def _tally(self, task: str, queue: str) -> Tally:
+    def _new_tally(self, task: str, queue: str) -> Tally:
         labels = self._tasks.admit(task), self._queues.admit(shown(queue))
         tally = self._by_labels.get(labels)
         if tally is None:
@@ -156,10 +155,7 @@ class Stats:
 
     @property
     def runs_finished(self) -> dict[tuple[str, str, str], int]:
-        """By task, queue and the status that the claim ended with, READY and SCHEDULED among them.
-
-        (One of these two may be CANCELLED in the database: if that was asked for at the last moment.)
-        """
+        """By task, queue and the status that the claim ended with, READY and SCHEDULED among them."""
         return {
             (tally.task, tally.queue, status): number
             for tally in self._by_labels.values()

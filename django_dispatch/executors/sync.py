@@ -36,6 +36,8 @@ from .inbox import Inbox
 from .limits import Lifetime
 from .state import QUICK_SECONDS, ProcessState
 
+TURN_SECONDS = 0.02  # so long a stop may have to wait while another thread of the body asks
+
 EXCEPTION_OF_STOP = {Stop.CANCEL: RunCancelled, Stop.TIMEOUT: RunTimedOut, Stop.SHUTDOWN: RunInterrupted}
 
 logger = logging.getLogger("django_dispatch.executor")
@@ -67,7 +69,7 @@ class SyncExecutor:
         self._sending = threading.Lock()
         self._asking = threading.Lock()
         self._numbers = itertools.count(1)
-        self._is_sending = False
+        self._is_undisturbed = False
         self._is_fork = False
 
     def serve(self) -> None:
@@ -145,6 +147,7 @@ class SyncExecutor:
         return descendants.is_none_left(attempt.assignment) and is_whole
 
     def _call(self, attempt: Attempt) -> object:
+        self._on_stop(signal.SIGUSR1, None)  # one that came between *started* and now has hit nobody
         return attempt.body(
             lambda text: self._report_progress(attempt, text),
             lambda: self._board.stop_ordered(self._slot, attempt.token),
@@ -157,7 +160,7 @@ class SyncExecutor:
         if attempt is None or attempt.stop is not None:
             return
         attempt.stop = self._board.stop_ordered(self._slot, attempt.token)
-        if attempt.stop is not None and not self._is_sending:
+        if attempt.stop is not None and not self._is_undisturbed:
             raise EXCEPTION_OF_STOP[attempt.stop]("The run was told to stop.")
 
     def _report_progress(self, attempt: Attempt, text: str) -> None:
@@ -182,10 +185,13 @@ class SyncExecutor:
             raise ControlError("Only the process in which the body was started can ask its dispatcher.")
         deadline = time.monotonic() + timeout_seconds
         number = next(self._numbers)
-        # One asks at a time. Not a ``with`` alone: a stop between two steps of it may leave the lock taken.
-        if not self._asking.acquire(timeout=timeout_seconds):
-            raise TimeoutError
+        turn: list[None] = []  # has an item while it is ours to ask: one asks at a time
         try:
+            # Undisturbed, for a stop between taking the lock and noting it would leave it taken for good.
+            while not turn:
+                self._undisturbed(attempt, lambda: self._take_turn(turn))
+                if not turn and time.monotonic() >= deadline:
+                    raise TimeoutError
             self._undisturbed(attempt, lambda: self._send_whole(Question(number, text).encode()))
             poll = select.poll()
             poll.register(self._stream, select.POLLIN)
@@ -196,22 +202,27 @@ class SyncExecutor:
                         return order.text  # an earlier one is to a question that was given up
             raise TimeoutError
         finally:
-            self._asking.release()
+            if turn:
+                self._asking.release()
+
+    def _take_turn(self, turn: list[None]) -> None:
+        if self._asking.acquire(timeout=TURN_SECONDS):
+            turn.append(None)
 
     def _send_whole(self, frame: bytes) -> None:
         with self._sending:
             self._stream.sendall(frame)
 
     def _undisturbed(self, attempt: Attempt, work: Callable[[], None]) -> None:
-        """Work on the stream; a stop that comes meanwhile waits, for half a frame would spoil it."""
+        """Do what half done would spoil the stream, or who may use it; a stop that comes meanwhile waits."""
         if threading.current_thread() is not threading.main_thread():
             return work()  # no signal handler runs here
         was_stopped = attempt.stop is not None
-        self._is_sending = True
+        self._is_undisturbed = True
         try:
             work()
         finally:
-            self._is_sending = False
+            self._is_undisturbed = False
         if attempt.stop is not None and not was_stopped:
             raise EXCEPTION_OF_STOP[attempt.stop]("The run was told to stop.")
 

@@ -35,7 +35,7 @@ def _answer(answer: Mapping[str, Any]) -> list[str]:
 
 
 def _lines(document: Mapping[str, Any]) -> list[str]:
-    if document and all(isinstance(value, Mapping) and _is_flat(value) for value in document.values()):
+    if document and all(isinstance(value, Mapping) and value and _is_flat(value) for value in document.values()):
         return _rows([{"": key, **value} for key, value in document.items()])
     lines: list[str] = []
     width = max((len(key) for key, value in document.items() if _is_short(value)), default=0)
@@ -45,7 +45,7 @@ def _lines(document: Mapping[str, Any]) -> list[str]:
         elif _is_table(value):
             lines += [key, *(f"  {line}" for line in _rows(value))]
         elif _is_short(value):
-            lines.append(f"{key:{width}}  {_cell(value)}")
+            lines.append(f"{key:{width}}  {_text(value)}")
         else:
             lines += [key, *(f"  {line}" for line in str(value).splitlines())]
     return lines
@@ -76,9 +76,13 @@ def _rows(documents: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _cell(value: Any) -> str:
+    text = _text(value)
+    return text if len(text) <= WIDEST_CELL else f"{text[: WIDEST_CELL - 1]}…"
+
+
+def _text(value: Any) -> str:
     if value is None or value in ([], {}):
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return text if len(text) <= WIDEST_CELL else f"{text[: WIDEST_CELL - 1]}…"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -55,17 +55,16 @@ def exchange_params(lease_id: UUID, settlements: Sequence[Settlement], wanted: W
 def read_exchange(rows: Iterable[Row], queues: Sequence[str]) -> Exchange:
     """Return what the rows of either statement say."""
     claimed: list[ClaimedRun] = []
-    refused: list[int] = []
-    busy: list[int] = []
+    by_answer: dict[str | None, list[int]] = {None: [], "busy": [], "cancelled": []}
     for row in rows:
         if row[1] is not None:
             claimed.append(ClaimedRun._make(row))
         else:
-            (busy if row[2] else refused).append(row[0])
+            by_answer[row[2]].append(row[0])
     # RETURNING promises no order. The statement took the queues in their order, each by priority, then id.
     place = {queue: index for index, queue in enumerate(queues)}
     claimed.sort(key=lambda run: (place[run.queue], -run.priority, run.id))
-    return Exchange(claimed, refused, busy)
+    return Exchange(claimed, by_answer[None], by_answer["busy"], by_answer["cancelled"])
 
 
 def _document(settlements: Sequence[Settlement]) -> str:

@@ -6,15 +6,18 @@ Bounded, whatever the backlog; rows that somebody holds are skipped. See ``state
 from .statements import KEPT, LEASE, PAUSED, RUN
 from .values import BACKLOG_LIMIT
 
-# Runs for one dispatcher alone, whose lease is gone: nobody else is to run them. Who enqueued one had seen the lease,
-# so that a lease which the statement does not see has been deleted.
-CANCEL_UNREACHABLE = f"""
-WITH RECURSIVE hop AS (
+# Each queue that has READY runs: hops from one name to the next through the claim index, whatever the backlog.
+_HOP = f"""hop AS (
   (SELECT queue FROM {RUN} WHERE status = 'READY' ORDER BY queue LIMIT 1)
   UNION ALL
   SELECT (SELECT queue FROM {RUN} WHERE status = 'READY' AND queue > hop.queue ORDER BY queue LIMIT 1)
   FROM hop WHERE hop.queue IS NOT NULL
-), gone AS MATERIALIZED (
+)"""
+
+# Runs for one dispatcher alone, whose lease is gone: nobody else is to run them. Who enqueued one had seen the lease,
+# so that a lease which the statement does not see has been deleted.
+CANCEL_UNREACHABLE = f"""
+WITH RECURSIVE {_HOP}, gone AS MATERIALIZED (
   SELECT queue FROM hop
   WHERE starts_with(queue, 'lease:') AND NOT EXISTS (SELECT FROM {LEASE} AS l WHERE 'lease:' || l.id = hop.queue)
 ), unreachable AS MATERIALIZED (
@@ -141,14 +144,8 @@ DELETE FROM {RUN} WHERE id = ANY(ARRAY(SELECT id FROM old))
 COUNT_OLD_OWN = f"SELECT count(*) FROM {RUN} {_OLD_OWN}"
 COUNT_OLD_REGARDLESS = f"SELECT count(*) FROM {RUN} {_OLD_REGARDLESS}"
 
-# Hops from each queue name to the next through the claim index, whatever the backlog.
 READY_QUEUES = f"""
-WITH RECURSIVE hop AS (
-  (SELECT queue FROM {RUN} WHERE status = 'READY' ORDER BY queue LIMIT 1)
-  UNION ALL
-  SELECT (SELECT queue FROM {RUN} WHERE status = 'READY' AND queue > hop.queue ORDER BY queue LIMIT 1)
-  FROM hop WHERE hop.queue IS NOT NULL
-)
+WITH RECURSIVE {_HOP}
 SELECT queue FROM hop WHERE queue IS NOT NULL AND queue <> ALL({PAUSED})
 """
 
@@ -156,12 +153,7 @@ SELECT queue FROM hop WHERE queue IS NOT NULL AND queue <> ALL({PAUSED})
 # before all others then, for their ids are the lowest. What is read is bounded by the priorities in use. (The status is
 # asked for so that the partial index of READY runs does not fit: an old server would walk it.)
 AGE = f"""
-WITH RECURSIVE hop AS (
-  (SELECT queue FROM {RUN} WHERE status = 'READY' ORDER BY queue LIMIT 1)
-  UNION ALL
-  SELECT (SELECT queue FROM {RUN} WHERE status = 'READY' AND queue > hop.queue ORDER BY queue LIMIT 1)
-  FROM hop WHERE hop.queue IS NOT NULL
-), level AS (
+WITH RECURSIVE {_HOP}, level AS (
   SELECT hop.queue, highest.priority, highest.priority AS top FROM hop CROSS JOIN LATERAL (
     SELECT priority FROM {RUN} WHERE status = 'READY' AND queue = hop.queue ORDER BY priority DESC LIMIT 1) AS highest
   UNION ALL
@@ -187,12 +179,7 @@ WHERE r.id = ANY(ARRAY(SELECT id FROM aged))
 # Each queue that has READY runs, each priority in it, and of these so many runs: what is read is bounded, whatever the
 # backlog. The oldest is taken to be among the next twenty of its priority.
 BACKLOGS = f"""
-WITH RECURSIVE hop AS (
-  (SELECT queue FROM {RUN} WHERE status = 'READY' ORDER BY queue LIMIT 1)
-  UNION ALL
-  SELECT (SELECT queue FROM {RUN} WHERE status = 'READY' AND queue > hop.queue ORDER BY queue LIMIT 1)
-  FROM hop WHERE hop.queue IS NOT NULL
-)
+WITH RECURSIVE {_HOP}
 SELECT hop.queue,
   (SELECT count(*) FROM (
     SELECT FROM {RUN} WHERE status = 'READY' AND queue = hop.queue LIMIT {BACKLOG_LIMIT}) AS bounded),

@@ -60,7 +60,8 @@ _KEPT_PLACES = "CASE WHEN r.places > 0 AND r.on_duplicate IN ('serial', 'queue_o
 # finish: lock by token what nobody else holds, update. claim: lock and check our own lease, pick per queue, update.
 # Nothing here waits for a run: one that is held, by a cancel in a long transaction say, is answered as busy, to be sent
 # again; the others are written and claimed at once. The lease is not locked when there is nothing to claim, so that an
-# idle poll writes nothing. The row of a settlement that was not written is its id, nulls, and 'busy' or null (refused).
+# idle poll writes nothing. The row of a settlement that was not written as it was sent is its id, nulls, and why:
+# 'cancelled', 'busy', or null (refused).
 #
 # The inner LIMIT is a constant, for the planner; the outer one stops pulling, so no more rows are locked than asked.
 # IS NOT DISTINCT FROM cannot use the lease's index: under a long transaction elsewhere that index holds a dead entry
@@ -130,13 +131,14 @@ WITH settled AS MATERIALIZED (
       places = CASE WHEN r.places > 0 AND {_WORD} = 'SCHEDULED' THEN {_KEPT_PLACES} ELSE r.places END,
       finished_at = CASE WHEN {_WORD} NOT IN ('READY', 'SCHEDULED') THEN clock_timestamp() END
   FROM free AS s WHERE r.id = s.id
-  RETURNING r.id
+  RETURNING r.id, r.status = s.status AS is_as_said
 ), {_PICKING.format(looking="")}, claimed AS ({_CLAIMING})
 SELECT * FROM claimed
 UNION ALL
-SELECT id, NULL, CASE WHEN EXISTS (SELECT FROM {RUN} AS r WHERE {_OURS}) THEN 'busy' END,
+SELECT id, NULL, CASE WHEN id IN (SELECT id FROM finished) THEN 'cancelled'
+                      WHEN EXISTS (SELECT FROM {RUN} AS r WHERE {_OURS}) THEN 'busy' END,
        NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
-FROM settled AS s WHERE id NOT IN (SELECT id FROM finished)
+FROM settled AS s WHERE id NOT IN (SELECT id FROM finished WHERE is_as_said)
 """
 
 HELD = f"SELECT id, epoch FROM {RUN} WHERE lease_id = %(lease)s"

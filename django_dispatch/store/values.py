@@ -1,7 +1,7 @@
 """What goes into the verbs of the store, and what comes back: plain values, in any process."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 from uuid import UUID
@@ -171,14 +171,16 @@ class Settlement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What finish-and-claim brought: the runs claimed, best first, and the ids whose settlement was not written.
+    """What finish-and-claim brought: the runs claimed, best first, and the ids of settlements not written as they were.
 
     Refused: the token does not fit. Busy: another transaction holds the run; the settlement is to be sent again.
+    Cancelled: that was asked for, so the run is not tried again, but CANCELLED.
     """
 
     claimed: Sequence[ClaimedRun]
     refused: Sequence[int]
     busy: Sequence[int]
+    cancelled: Sequence[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,6 +250,7 @@ def test_where_the_dispatchers_own_tasks_wait(pair: Kit) -> None:
     for reply in ctl("aio-tasks", "--limit=2"):
         assert "housekeeping.py" in reply["poll"]["stack"]
         assert reply["claims"]["stack"].count("File ") <= 2
+        assert "service.py" in reply["main"]["stack"]
 
 
 def test_an_unknown_command_and_unknown_fields_do_no_harm(pair: Kit) -> None:

@@ -46,7 +46,14 @@ def test_people_get_aligned_tables() -> None:
 def test_a_long_value_is_shortened_in_a_table_only() -> None:
     answers = [{"one": {"task": "t" * 500}, "two": {"task": "u"}, "node_id": "a"}]
     assert max(map(len, output.as_table(answers).splitlines())) < 100
+    refusal = "a sentence of " * 10
+    assert output.as_table([{"error": refusal, "node_id": "a"}]) == f"a\n  error  {refusal}"
     assert "t" * 500 in output.as_json(answers)
+
+
+def test_what_holds_nothing_is_no_row() -> None:
+    answers = [{"status": {"received": 0}, "partials": {}, "node_id": "a"}]
+    assert output.as_table(answers) == "a\n  status\n    received  0\n  partials  -"
 
 
 def test_programs_get_json_or_yaml() -> None:
@@ -88,7 +95,17 @@ def test_the_exit_code_says_whether_all_is_well(
     assert error.value.returncode == 1
 
 
-@pytest.mark.parametrize("words", [["run", "t", "--args", "[1"], ["scale"], ["stacks"], ["set-log-level", "LOUD"], []])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "t", "--args", "[1"],
+        ["scale"],
+        ["stacks"],
+        ["set-log-level", "LOUD"],
+        ["cancel", "--task=shop.add", "--queue="],
+        [],
+    ],
+)
 def test_what_makes_no_sense_is_not_asked(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatcherctl, "ask", lambda *_, **__: pytest.fail("it was asked"))
     with pytest.raises(CommandError):

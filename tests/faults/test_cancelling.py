@@ -4,6 +4,7 @@ import psutil
 import pytest
 
 from django_dispatch import CancelAnswer, cancel
+from django_dispatch.control import ask
 from tests.kit import tasks
 from tests.kit.fixtures import Kit
 from tests.kit.runs import fresh, wait_until_final
@@ -38,6 +39,24 @@ def test_an_async_run_is_cancelled_and_its_neighbours_go_on(kit: Kit) -> None:
     kit.gate.open("work")
     (neighbour,) = wait_until_final(neighbour)
     assert (neighbour.status, neighbour.attempt, kit.ledger.starts(neighbour)) == ("SUCCESSFUL", 1, 1)
+
+
+def test_a_cancel_at_the_last_moment_is_what_is_told_and_counted(kit: Kit) -> None:
+    """The body fails, and is to be tried again; before that is written, somebody cancels the run."""
+    a = kit.dispatchers(lease_ttl=30)
+    run = tasks.raises.delay("work")
+    kit.gate.wait_until_reached("work")
+    kit.freeze(a.pid)
+    assert cancel(run) == CancelAnswer.REQUESTED
+    kit.gate.open("work")
+    wait_for(lambda: kit.ledger.rows(run)[0].ended_at, what="the body failed")
+    kit.freeze.thaw(a.pid)
+    (run,) = wait_until_final(run)
+    assert (run.status, run.attempt, [error["kind"] for error in run.errors]) == ("CANCELLED", 1, ["exception"])
+    a.wait_for_log(f"Run {run.pk} {run.task} CANCELLED: raised after")
+    (answer,) = ask("metrics", timeout=20)
+    finished = answer["django_dispatch_runs_finished_total"]
+    assert [(one["status"], one["value"]) for one in finished] == [("CANCELLED", 1)]
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False], ids=["cancel", "timeout"])

@@ -188,15 +188,17 @@ _OF_STATEMENTS = (
     (_OURS, _NO_LEASE, _SETTLEMENTS),
     (_SETTLED, _SETTLED.replace(" SKIP LOCKED", ""), _BUSY),
     (_SETTLED, _SETTLED.replace(" FOR NO KEY UPDATE OF r SKIP LOCKED", ""), _BUSY),
-    ("CASE WHEN EXISTS (SELECT FROM {RUN} AS r WHERE {_OURS}) THEN 'busy' END", "'busy'", _BUSY),
-    ("CASE WHEN EXISTS (SELECT FROM {RUN} AS r WHERE {_OURS}) THEN 'busy' END", "NULL", _BUSY),
+    ("WHEN EXISTS (SELECT FROM {RUN} AS r WHERE {_OURS}) THEN 'busy' END", "ELSE 'busy' END", _BUSY),
+    ("WHEN EXISTS (SELECT FROM {RUN} AS r WHERE {_OURS}) THEN 'busy' END", "END", _BUSY),
     ("r.cancel_requested_at IS NOT NULL AND s.status IN", "false AND s.status IN", _SETTLEMENTS),
     ("r.cancel_requested_at IS NOT NULL AND s.status IN ('READY', 'SCHEDULED')", "r.cancel_requested_at IS NOT NULL",
      _SETTLEMENTS),
     ("r.attempt - 1 + coalesce(s.started, 1)", "r.attempt", _SETTLEMENTS),
     ("failures = r.failures + coalesce(s.failed, 0)", "failures = r.failures", _SETTLEMENTS),
     ("r.interruptions + coalesce(s.interrupted, 0)", "r.interruptions", _SETTLEMENTS),
-    ("WHERE id NOT IN (SELECT id FROM finished)", "WHERE false", _SETTLEMENTS),
+    ("WHERE id NOT IN (SELECT id FROM finished WHERE is_as_said)", "WHERE false", _SETTLEMENTS),
+    ("WHERE id NOT IN (SELECT id FROM finished WHERE is_as_said)", "WHERE id NOT IN (SELECT id FROM finished)",
+     _SETTLEMENTS),
     ('HELD = f"SELECT id, epoch FROM {RUN} WHERE lease_id = %(lease)s"',
      'HELD = f"SELECT id, epoch FROM {RUN} WHERE lease_id IS NOT NULL"', _SETTLEMENTS),
     ("WHERE lease_id = %(lease)s AND cancel_requested_at", "WHERE cancel_requested_at", _SETTLEMENTS),
@@ -389,8 +391,8 @@ _OF_RULES = (
 
 _OF_EXCHANGES = (
     ("claimed.sort(key=lambda run: (place[run.queue], -run.priority, run.id))", "claimed.reverse()", _CLAIMS),
-    ("(busy if row[2] else refused).append", "refused.append", _BUSY),
-    ("(busy if row[2] else refused).append", "busy.append", _BUSY),
+    ("by_answer[row[2]].append", "by_answer[None].append", _BUSY),
+    ("by_answer[row[2]].append", "by_answer['busy'].append", _BUSY),
     ("EXCHANGE if settlements else CLAIM", "CLAIM", _SETTLEMENTS),
 )
 

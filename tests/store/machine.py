@@ -72,11 +72,12 @@ class Machine(RuleBasedStateMachine):
             list(Run.objects.select_for_update(no_key=True).filter(pk__in=held)) if held else ()
             exchange = me.store.exchange(lease, batch, queues=queues, limit=limit)
         ready = {run.id for run in self.expected.of_status("READY")}
-        refused, busy = self.expected.finish(lease, batch, locked=held)
+        refused, busy, cancelled = self.expected.finish(lease, batch, locked=held)
         released = {run.id for run in self.expected.of_status("READY")} - ready
         claimed = self.expected.claim(lease, queues, limit, locked={*released, *held})  # it sees what was READY before
         assert sorted(exchange.refused) == sorted(refused)
         assert sorted(exchange.busy) == sorted(busy)
+        assert sorted(exchange.cancelled) == sorted(cancelled)
         assert [(run.id, run.epoch) for run in exchange.claimed] == claimed
         self.seen[BUSY] += bool(busy)
         return claimed, busy

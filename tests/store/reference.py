@@ -77,8 +77,9 @@ class Tables:
 
     def finish(
         self, lease: UUID, settlements: Sequence[Settlement], *, locked: Collection[int] = ()
-    ) -> tuple[list[int], list[int]]:
-        """Return the refused, and the busy."""
+    ) -> tuple[list[int], list[int], list[int]]:
+        """Return the refused, the busy, and the cancelled."""
+        cancelled = []
         refused = [s.run_id for s in settlements if not self.holds(lease, s.run_id, s.epoch)]
         busy = [s.run_id for s in settlements if s.run_id in locked and s.run_id not in refused]
         for s in settlements:
@@ -90,8 +91,10 @@ class Tables:
                 run.errors += s.error is not None
                 run.result = s.result
                 is_again = s.status in ("READY", "SCHEDULED")
-                self._leave(run, "CANCELLED" if is_again and run.is_cancel_requested else s.status)
-        return refused, busy
+                if is_again and run.is_cancel_requested:
+                    cancelled.append(run.id)
+                self._leave(run, "CANCELLED" if run.id in cancelled else s.status)
+        return refused, busy, cancelled
 
     def reclaim(
         self, *, grace: int, dead: Collection[UUID] = (), locked: Collection[int] = ()

@@ -10,7 +10,7 @@ from django.db import DataError, transaction
 
 from django_dispatch.models import Run, Status
 from django_dispatch.store.base import Store
-from django_dispatch.store.values import ClaimedRun, Settlement
+from django_dispatch.store.values import ClaimedRun, Exchange, Settlement
 
 from .tables import (
     LONG_AGO,
@@ -134,7 +134,11 @@ def test_a_run_that_never_started_gets_its_attempt_back_but_not_its_epoch(store:
 def test_a_cancel_wins_over_another_attempt(store: Store, status: str) -> None:
     lease_id = acquire(store)
     run = add_running(store, lease_id, unique_key="k", cancel_requested_at=LONG_AGO)
-    assert finish(store, lease_id, settle(run, status, delay_seconds=9.0 if status == "SCHEDULED" else None)) == []
+    other = add_running(store, lease_id)
+    delay_seconds = 9.0 if status == "SCHEDULED" else None
+    settlements = [settle(one, status, delay_seconds=delay_seconds) for one in (run, other)]
+    assert store.exchange(lease_id, settlements, queues=(), limit=0) == Exchange([], [], [], [run.id])
+    assert stored(other.id).status == status
     row = stored(run.id)
     assert (row.status, row.unique_key, row.run_after) == (Status.CANCELLED, None, None)
     assert row.finished_at is not None
@@ -144,7 +148,7 @@ def test_a_cancel_wins_over_another_attempt(store: Store, status: str) -> None:
 def test_a_verdict_of_the_body_wins_over_a_cancel(store: Store, status: str) -> None:
     lease_id = acquire(store)
     run = add_running(store, lease_id, cancel_requested_at=LONG_AGO)
-    assert finish(store, lease_id, settle(run, status)) == []
+    assert store.exchange(lease_id, [settle(run, status)], queues=(), limit=0) == Exchange([], [], [], [])
     assert stored(run.id).status == status
 
 

@@ -9,17 +9,17 @@ from uuid import uuid4
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from ... import checks, conf
+from ... import alive, checks, conf
 from ...control import Replies, ask
 from ...control.client import TIMEOUT_SECONDS
 from ...exceptions import ControlError
 from .. import database_commands, output, streams
 
 LOOK_SECONDS = 0.1
+SHARE_HERE = 0.4  # of the timeout: who is there answers within milliseconds
 ENDS = {"SUCCESSFUL": 0, "FAILED": 1, "CANCELLED": 1}
 
 PLAIN = {
-    "alive": "Call the roll: every dispatcher replies, and says if one of its parts is late.",
     "workers": "Show each executor: pid, kind, state, runs, age, runs finished, memory.",
     "status": "Show everything that does not change anything.",
     "producers": "Show where runs come from: wakeups, messages, the poll.",
@@ -53,13 +53,20 @@ class Command(BaseCommand):
         database_commands.add_to(lambda name, text: commands.add_parser(name, help=text, description=text))
         for name, text in PLAIN.items():
             add(name, text)
+        roll = add("alive", "Call the roll: every dispatcher replies, and says if one of its parts is late.")
+        roll.add_argument(
+            "--metrics-port",
+            type=int,
+            metavar="PORT",
+            help="With --node: ask here first, where it serves health on this host. Default: METRICS_PORT.",
+        )
         running = add("running", "Show the runs that dispatchers have.")
         cancel = add("cancel", "Cancel runs, those that wait and those that run.")
         for one in (running, cancel):
             one.add_argument("--run", type=int, metavar="ID", help="The run with this id.")
-            one.add_argument("--uuid", help="The run that came by the message with this uuid.")
-            one.add_argument("--task", help="Runs of the task with this path.")
-            one.add_argument("--queue", help="Runs of this queue.")
+            one.add_argument("--uuid", type=_given, help="The run that came by the message with this uuid.")
+            one.add_argument("--task", type=_given, help="Runs of the task with this path.")
+            one.add_argument("--queue", type=_given, help="Runs of this queue.")
         tasks = add("aio-tasks", "Show where the dispatcher's own asyncio tasks wait.")
         tasks.add_argument("--limit", type=int, default=6, help="The innermost frames of each. Default: 6.")
         stacks = add("stacks", "Show where the body of a run is.")
@@ -84,16 +91,22 @@ class Command(BaseCommand):
             self._wait(replies, options["wait"])
 
     def _ask(self, command: str, data: dict[str, Any], options: dict[str, Any]) -> Replies:
+        deadline = time.monotonic() + options["timeout"]
+        why_not_here = ""
+        if command == "alive" and options["node"] and options["expected_replies"] is None:
+            answer, why_not_here = _ask_here(options)
+            if answer is not None:
+                return Replies(1, [answer])
         try:
             return ask(
                 command,
                 data,
                 node=options["node"],
-                timeout=options["timeout"],
+                timeout=deadline - time.monotonic(),
                 expected_replies=options["expected_replies"],
             )
         except ControlError as error:
-            raise CommandError(str(error)) from None
+            raise CommandError(f"{error} {why_not_here}".strip()) from None
 
     def _show(self, options: dict[str, Any], replies: Replies) -> None:
         answers = sorted(replies, key=lambda answer: str(answer.get("node_id")))
@@ -141,6 +154,18 @@ class Command(BaseCommand):
             sys.exit(code)
 
 
+def _ask_here(options: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
+    """Ask a dispatcher for its health without the database, if it serves it on this host; else say why not."""
+    settings = conf.current()
+    host, port = settings.metrics_host, options["metrics_port"] or settings.metrics_port
+    if not port:
+        return None, ""
+    try:
+        return alive.ask_health(host, port, options["timeout"] * SHARE_HERE, node=options["node"]), ""
+    except (OSError, ValueError) as error:
+        return None, f"Nor is there an answer from port {port} of {host}: {error}."
+
+
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--node", help="Ask only the dispatchers of this name.")
     parser.add_argument(
@@ -172,6 +197,12 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="Wait until it has ended, an hour at most or so long, and show its result.",
     )
+
+
+def _given(text: str) -> str:
+    if not text:  # on the wire it would be no filter, and mean more runs than an empty variable of a script does
+        raise argparse.ArgumentTypeError("it must not be empty")
+    return text
 
 
 def _json(text: str) -> Any:

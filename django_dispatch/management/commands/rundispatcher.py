@@ -109,6 +109,8 @@ class Command(BaseCommand):
 
 async def serve(settings: DispatchSettings, mode: Mode) -> int:
     """Run a dispatcher on this loop; return its exit code."""
+    if (task := asyncio.current_task()) is not None:
+        task.set_name("main")
     return await Dispatcher(settings, mode).run()
 
 

@@ -16,6 +16,7 @@ from .limits import limits
 from .notify import notify
 from .recovery import dead_host, kill
 from .slots import busy, mixed
+from .stats import stats
 from .wakeups import wakeups
 from .writes import writes
 
@@ -27,6 +28,6 @@ SCENARIOS: dict[str, Callable[[Ground], Iterator[Finding]]] = {
         *(enqueue, bulk, notify),
         *(growth, limits, memory, renewal, fleet),
         *(bloat, writes),
-        *(idle, start),
+        *(idle, start, stats),
     )
 }
