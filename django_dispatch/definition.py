@@ -80,6 +80,9 @@ class TaskOptions(RetryOptions, total=False):
     ``on_duplicate`` says what becomes of a run while another of its key, or with its arguments, waits or runs;
     ``unique_for`` has duplicates discarded for so long after the enqueue.
 
+    ``fair_key``, made as ``key`` is, says whose a run is: those of each take turns in their queue, so that a flood of
+    one does not starve the others.
+
     ``retention`` says how long ended runs are kept: a timedelta or seconds, or these by status, None meaning for ever;
     ``broadcast`` makes each enqueue one run for every live dispatcher that serves the queue.
     """
@@ -97,6 +100,7 @@ class TaskOptions(RetryOptions, total=False):
     concurrency: int | None
     rate: str | None
     key: str | Callable[..., str] | None
+    fair_key: str | Callable[..., str] | None
     on_duplicate: OnDuplicate
     unique_for: timedelta | float | None
     retention: RetentionOption
@@ -150,6 +154,7 @@ class Task(Generic[P, R_co]):
             concurrency=options.get("concurrency"),
             rate=options.get("rate"),
             key=options.get("key"),
+            fair_key=options.get("fair_key"),
             on_duplicate=options.get("on_duplicate", "parallel"),
             unique_seconds=None if unique_for is None else check_unique_for(unique_for).total_seconds(),
         )
@@ -264,9 +269,9 @@ class Task(Generic[P, R_co]):
 
     def _new_run(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: Options) -> NewRun:
         args_json, kwargs_json = encode(self.path, self.signature, args, kwargs)
-        if options.key is not None and not self.limits.is_any:
+        if options.key is not None and not self.limits.has_use_for_key:
             raise InvalidOption(f"Task {self.path!r} has neither a limit nor on_duplicate: a key would mean nothing.")
-        keys = self.limits.keys_of(self.path, self.signature, args, kwargs, options.key)
+        keys = self.limits.keys_of(self.path, self.signature, args, kwargs, options.key, given_fair=options.fair_key)
         queue = options.queue or self._queue_for(args, kwargs)
         return NewRun(
             task=self.path,

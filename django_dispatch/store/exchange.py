@@ -62,9 +62,9 @@ def read_exchange(rows: Iterable[Row], queues: Sequence[str]) -> Exchange:
             claimed.append(ClaimedRun._make(row))
         else:
             (busy if row[2] else refused).append(row[0])
-    # RETURNING promises no order. The statement took the queues in their order, each by priority, then id.
-    place = {queue: index for index, queue in enumerate(queues)}
-    claimed.sort(key=lambda run: (place[run.queue], -run.priority, run.id))
+    # RETURNING promises no order. The statement took the queues in their order, each by priority, then place.
+    order = {queue: index for index, queue in enumerate(queues)}
+    claimed.sort(key=lambda run: (order[run.queue], -run.priority, run.place))
     return Exchange(claimed, refused, busy)
 
 
