@@ -64,7 +64,7 @@ def read_exchange(rows: Iterable[Row], queues: Sequence[str]) -> Exchange:
             (busy if row[2] else refused).append(row[0])
     # RETURNING promises no order. The statement took the queues in their order, each by priority, then place.
     order = {queue: index for index, queue in enumerate(queues)}
-    claimed.sort(key=lambda run: (order[run.queue], -run.priority, run.place))
+    claimed.sort(key=lambda run: (order[run.queue], -run.priority, run.place, run.id))
     return Exchange(claimed, refused, busy)
 
 

@@ -1,4 +1,4 @@
-"""Runs of fair keys take turns: whoever floods a queue keeps nobody else waiting for long, by whichever door they come."""
+"""Runs of fair keys take turns: whoever floods a queue keeps nobody else waiting for long, whichever door they use."""
 
 import json
 from collections import Counter
