@@ -47,6 +47,7 @@ from .exceptions import InvalidArguments, InvalidOption, InvalidTask
 from .limits import OnDuplicate, check_limits
 from .policy import RetryOptions, check_retries
 from .registry import register
+from .schedules import NO_BROADCAST
 from .signatures import body_of, check_is_callable_without_arguments, path_of, signature_of
 from .store.schedule_rows import Declaration
 from .store.values import NewRun
@@ -161,6 +162,8 @@ class Task(Generic[P, R_co]):
         self.schedules = tuple(declare(self.path, self.signature, options.get("schedule"), options.get("every")))
         self.on_start = bool(options.get("on_start"))
         self.broadcast = bool(options.get("broadcast"))
+        if self.broadcast and self.schedules:
+            raise InvalidTask(NO_BROADCAST)
         self.atomic = bool(options.get("atomic"))
         if self.atomic and self.is_async:
             raise InvalidTask("only a synchronous body can be atomic, as in Django.")
