@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
 from django.db.models.functions import Now
 
 from django_dispatch.models import Run
@@ -64,9 +63,9 @@ class TestShares:
 
     def test_those_who_flood_have_equal_shares_at_any_time(self, store: Store) -> None:
         keys = ["a", "b", "c", "d"]
-        flood(*keys, count=100)
+        flood(*keys, count=40)
         seen: Counter[str | None] = Counter(dict.fromkeys(keys, 0))
-        for place, key in enumerate(claimed(store, 400), 1):
+        for place, key in enumerate(claimed(store, 160), 1):
             seen[key] += 1
             assert all(abs(count - place / 4) < 1 for count in seen.values()), (place, seen)
 
@@ -76,14 +75,14 @@ class TestShares:
         for key in "bcd":
             add_run(fair_key=key)
         lease_id, order = acquire(store), []
-        for _ in range(80):
+        for _ in range(40):
             (run,) = claim(store, lease_id, limit=1)
             (key,) = keys_of([run.id])
             order.append(key)
             finish(store, lease_id, Settlement(run.id, run.epoch, "SUCCESSFUL"))
             if key != "a":
                 add_run(fair_key=key)
-        assert Counter(order) == dict.fromkeys("abcd", 20)
+        assert Counter(order) == dict.fromkeys("abcd", 10)
 
     def test_many_keys_of_one_run_each_come_in_their_order(self, store: Store) -> None:
         runs = [add_run(fair_key=f"tenant-{number}") for number in range(20)]
@@ -131,14 +130,6 @@ class TestShares:
 
 
 class TestDoors:
-    def test_plain_sql(self, store: Store) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "INSERT INTO django_dispatch_run (task, fair_key)"
-                " SELECT 'shop.add', 'a' FROM generate_series(1, 50) UNION ALL SELECT 'shop.add', 'b'"
-            )
-        assert claimed(store, 2) == ["a", "b"]
-
     def test_one_by_one(self, store: Store) -> None:
         recorded = [postgres_enqueue.enqueue("default", NewRun("shop.add", fair_key=key)) for key in "aaab"]
         assert [one.turn for one in recorded] == [stored(one.id).turn for one in recorded]
@@ -280,11 +271,3 @@ class TestLimits:
         flood("a")
         promote(store)
         assert run_id in [run.id for run in claim(store, acquire(store), limit=3)]
-
-
-def test_enqueues_that_do_not_see_each_other_share_turns_and_nobody_waits(store: Store, other: Store) -> None:
-    """No lock: two transactions that are open at once enqueue for one key, and neither waits for the other."""
-    with transaction.atomic():
-        mine = add_run(fair_key="a")
-        other.receive([NewRun("shop.add", uuid=f"m{number}", fair_key="a") for number in range(2)])
-    assert {run.id for run in claim(store, acquire(store))} > {mine}
