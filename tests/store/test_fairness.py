@@ -114,7 +114,8 @@ class TestShares:
 
     def test_each_priority_is_for_itself(self, store: Store) -> None:
         flood("x", priority=-5, count=20)
-        flood("b", count=20)
+        flood("b", count=40)
+        assert claimed(store, 20) == ["b"] * 20
         flood("a", priority=5)
         flood("a", "c", count=20)
         order = claimed(store, FLOOD + 30)[FLOOD:]
