@@ -47,6 +47,7 @@ from .exceptions import InvalidArguments, InvalidOption, InvalidTask
 from .limits import OnDuplicate, check_limits
 from .policy import RetryOptions, check_retries
 from .registry import register
+from .schedules import NO_BROADCAST
 from .signatures import body_of, check_is_callable_without_arguments, path_of, signature_of
 from .store.schedule_rows import Declaration
 from .store.values import NewRun
@@ -80,6 +81,9 @@ class TaskOptions(RetryOptions, total=False):
     ``on_duplicate`` says what becomes of a run while another of its key, or with its arguments, waits or runs;
     ``unique_for`` has duplicates discarded for so long after the enqueue.
 
+    ``fair_key``, made as ``key`` is, says whose a run is: those of each take turns in their queue, so that a flood of
+    one does not starve the others.
+
     ``retention`` says how long ended runs are kept: a timedelta or seconds, or these by status, None meaning for ever;
     ``broadcast`` makes each enqueue one run for every live dispatcher that serves the queue.
     """
@@ -97,6 +101,7 @@ class TaskOptions(RetryOptions, total=False):
     concurrency: int | None
     rate: str | None
     key: str | Callable[..., str] | None
+    fair_key: str | Callable[..., str] | None
     on_duplicate: OnDuplicate
     unique_for: timedelta | float | None
     retention: RetentionOption
@@ -150,12 +155,15 @@ class Task(Generic[P, R_co]):
             concurrency=options.get("concurrency"),
             rate=options.get("rate"),
             key=options.get("key"),
+            fair_key=options.get("fair_key"),
             on_duplicate=options.get("on_duplicate", "parallel"),
             unique_seconds=None if unique_for is None else check_unique_for(unique_for).total_seconds(),
         )
         self.schedules = tuple(declare(self.path, self.signature, options.get("schedule"), options.get("every")))
         self.on_start = bool(options.get("on_start"))
         self.broadcast = bool(options.get("broadcast"))
+        if self.broadcast and self.schedules:
+            raise InvalidTask(NO_BROADCAST)
         self.atomic = bool(options.get("atomic"))
         if self.atomic and self.is_async:
             raise InvalidTask("only a synchronous body can be atomic, as in Django.")
@@ -264,9 +272,9 @@ class Task(Generic[P, R_co]):
 
     def _new_run(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: Options) -> NewRun:
         args_json, kwargs_json = encode(self.path, self.signature, args, kwargs)
-        if options.key is not None and not self.limits.is_any:
+        if options.key is not None and not self.limits.has_use_for_key:
             raise InvalidOption(f"Task {self.path!r} has neither a limit nor on_duplicate: a key would mean nothing.")
-        keys = self.limits.keys_of(self.path, self.signature, args, kwargs, options.key)
+        keys = self.limits.keys_of(self.path, self.signature, args, kwargs, options.key, given_fair=options.fair_key)
         queue = options.queue or self._queue_for(args, kwargs)
         return NewRun(
             task=self.path,

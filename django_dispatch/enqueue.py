@@ -52,8 +52,8 @@ class EnqueueOptions(TypedDict, total=False):
     ``countdown`` and ``timeout`` are timedeltas or seconds; the countdown runs by the database's clock. ``eta`` and
     ``run_after`` are one thing. At most one of the three times may be given; one that has passed means now. A naive
     time is taken to be in the current time zone. ``expires`` is a timedelta or seconds from the enqueue, or a time.
-    ``key`` takes the place of the key that the task would make of the arguments. While a row with this
-    ``idempotency_key`` exists, its run is returned and none recorded.
+    ``key`` takes the place of the key that the task would make of the arguments, and so does ``fair_key``. While a row
+    with this ``idempotency_key`` exists, its run is returned and none recorded.
     """
 
     queue: str | None
@@ -65,6 +65,7 @@ class EnqueueOptions(TypedDict, total=False):
     max_attempts: int | None
     expires: datetime | timedelta | float | None
     key: str | None
+    fair_key: str | None
     idempotency_key: str | None
 
 
@@ -81,6 +82,7 @@ class Options:
     expires_at: datetime | None = None
     expires_seconds: float | None = None
     key: str | None = None
+    fair_key: str | None = None
     idempotency_key: str | None = None
 
 
@@ -95,6 +97,7 @@ def check_options(
     max_attempts: int | None = None,
     expires: datetime | timedelta | float | None = None,
     key: str | None = None,
+    fair_key: str | None = None,
     idempotency_key: str | None = None,
 ) -> Options:
     """Check the options of ``apply_async``. Raises InvalidOption."""
@@ -112,6 +115,7 @@ def check_options(
         expires_at=check_moment(expires) if is_moment else None,
         expires_seconds=None if is_moment or expires is None else check_expires(expires).total_seconds(),
         key=None if key is None else check_key(key),
+        fair_key=None if fair_key is None else check_key(fair_key, name="fair_key"),
         idempotency_key=None
         if idempotency_key is None
         else check_key(idempotency_key, name="idempotency_key", longest=MAX_IDEMPOTENCY_KEY_LENGTH),
@@ -329,6 +333,8 @@ def _run(using: str, new: NewRun, recorded: store.Recorded) -> "Run":
         "concurrency_limit": new.concurrency_limit,
         "rate_amount": new.rate_amount,
         "rate_seconds": new.rate_seconds,
+        "fair_key": new.fair_key,
+        "turn": recorded.turn,
         "blocked_by": new.blocked_by if recorded.status == "BLOCKED" else None,
         "schedule_id": new.schedule_id,
         "source": "app" if new.schedule_id is None else "schedule",

@@ -9,7 +9,7 @@ from django.db.models import Count, Q
 from django.db.models.functions import Now
 
 from . import conf
-from .models import FINAL, Bucket, Lease, PausedQueue, Run, Status
+from .models import FINAL, PLACE, Bucket, Lease, PausedQueue, Run, Status
 from .patterns import PRIVATE_PREFIX, private_queue, serves
 from .rates import NO_LIMIT, Limit, Rate
 
@@ -250,7 +250,11 @@ def _in_line(run: Run, now: datetime) -> Iterator[Cause]:
     if before:
         count = f"more than {COUNTED}" if before > COUNTED else str(before)
         text = f"{count.capitalize()} READY runs of queue {run.queue!r} come before it."
-        yield Cause("behind", text, {"queue": run.queue, "runs": min(before, COUNTED), "is_more": before > COUNTED})
+        data = {"queue": run.queue, "runs": min(before, COUNTED), "is_more": before > COUNTED}
+        if run.fair_key is not None:
+            text += f" Those of its fair key {run.fair_key!r} take turns with those of others."
+            data["fair_key"] = run.fair_key
+        yield Cause("behind", text, data)
     else:
         text = f"It is the next of queue {run.queue!r}: a dispatcher with a free slot claims it when it looks, soon."
         yield Cause("next", text, {"queue": run.queue})
@@ -263,10 +267,11 @@ def _may_claim(lease: Lease, queue: str) -> bool:
 
 
 def _count_before(run: Run) -> int:
-    ready = Run.objects.using(run._state.db).filter(status=Status.READY, queue=run.queue)
-    is_before = Q(priority__gt=run.priority) | Q(priority=run.priority, pk__lt=run.pk)
+    ready = Run.objects.using(run._state.db).filter(status=Status.READY, queue=run.queue).alias(place=PLACE)
+    place = run.pk * 2 if run.turn is None else run.turn
+    is_before = Q(priority__gt=run.priority) | Q(priority=run.priority, place__lt=place)
     # In the order of the claim's index, so that it is that which is read, as far as the limit.
-    return ready.filter(is_before, priority__gte=run.priority).order_by("-priority", "pk")[: COUNTED + 1].count()
+    return ready.filter(is_before, priority__gte=run.priority).order_by("-priority", "place")[: COUNTED + 1].count()
 
 
 def _live(run: Run, now: datetime) -> list[Lease]:

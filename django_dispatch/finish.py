@@ -22,6 +22,7 @@ class TaskFacts:
     priority: int = 0
     queue: str = "default"
     on_start: bool = False
+    broadcast: bool = False
     schedules: tuple[Declaration, ...] = ()
     backoff: retry.Backoff = retry.DEFAULT_BACKOFF
     retry_on_timeout: bool = True

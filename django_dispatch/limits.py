@@ -1,11 +1,11 @@
-"""Duplicates and limits as tasks declare them, and the keys that one call has by them; pure, in any process."""
+"""Duplicates, limits and fairness as tasks declare them, and the keys of one call by them; pure, in any process."""
 
 import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import BoundArguments, Parameter, Signature
 from string import Formatter
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
@@ -27,7 +27,7 @@ ANYTHING = Signature([Parameter("args", Parameter.VAR_POSITIONAL), Parameter("kw
 
 
 class Keys(NamedTuple):
-    """What a run is recorded with because of its limits; fields of NewRun."""
+    """What a run is recorded with because of its limits, and of whom it is; fields of NewRun."""
 
     unique_key: str | None = None
     unique_seconds: float | None = None
@@ -36,6 +36,7 @@ class Keys(NamedTuple):
     concurrency_limit: int | None = None
     rate_amount: int | None = None
     rate_seconds: float | None = None
+    fair_key: str | None = None
 
 
 NO_KEYS = Keys()
@@ -45,15 +46,45 @@ _KINDS = {int(parameter.kind): parameter.kind for parameter in ANYTHING.paramete
 
 
 @dataclass(frozen=True, slots=True)
+class KeyRule:
+    """How the option ``name`` makes a key of a call's arguments: by a text with their names, a function, or not."""
+
+    name: str
+    rule: str | Callable[..., str] | None = None
+    is_elsewhere: bool = False
+    """It is a function, which only the code of the task can call."""
+    known: Mapping[str, str] = field(default_factory=dict)
+    """The keys that it comes to, of the calls that are known in advance; by their digests."""
+
+    def key_of(
+        self, task: str, signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any], given: str | None
+    ) -> str | None:
+        """Return the key of one call, or the one that is given. Raises InvalidArguments if it cannot be made."""
+        if given is not None:
+            return given
+        if self.is_elsewhere:
+            key = self.known.get(_digest(_call_of(task, signature, args, kwargs)))
+            if key is None:
+                raise InvalidArguments(
+                    f"Task {task!r}: its {self.name} is a function, so that only its own code can enqueue it."
+                )
+            return key
+        return _key_of(self, task, signature, args, kwargs)
+
+
+NO_KEY, NO_FAIR_KEY = KeyRule("key"), KeyRule("fair_key")
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
-    """What a task declares: how many of its runs at once, and what becomes of duplicates; by key, if there is one."""
+    """What a task declares: how many of its runs at once, and what becomes of duplicates; by key, if there is one.
+
+    And whose a run is, where each is to have a share.
+    """
 
     limit: Limit = NO_LIMIT
-    key: str | Callable[..., str] | None = None
-    has_key_elsewhere: bool = False
-    """Its key is a function, which only the code of the task can call."""
-    known_keys: Mapping[str, str] = field(default_factory=dict)
-    """The keys that it comes to, of the calls that are known in advance; by their digests."""
+    key: KeyRule = NO_KEY
+    fair_key: KeyRule = NO_FAIR_KEY
     on_duplicate: OnDuplicate = "parallel"
     unique_seconds: float | None = None
 
@@ -62,20 +93,33 @@ class Limits:
         """Whether anything is declared at all."""
         return self != NOTHING
 
-    def keys_of(
-        self, task: str, signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any], given: str | None = None
-    ) -> Keys:
-        """Return the keys of one call, whose arguments fit the signature; ``given`` takes the place of the task's key.
+    @property
+    def has_use_for_key(self) -> bool:
+        """Whether there is anything that holds of a key."""
+        return self.limit != NO_LIMIT or self.on_duplicate != "parallel"
 
-        Raises InvalidArguments if the key cannot be made of the arguments.
+    def keys_of(
+        self,
+        task: str,
+        signature: Signature,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        given: str | None = None,
+        *,
+        given_fair: str | None = None,
+    ) -> Keys:
+        """Return the keys of one call, whose arguments fit the signature; those given take the place of the task's.
+
+        Raises InvalidArguments if a key cannot be made of the arguments.
         """
-        if not self.is_any:
+        if not self.is_any and given_fair is None:
             return NO_KEYS
-        if self.has_key_elsewhere and given is None:
-            given = self.known_keys.get(_digest(_call_of(task, signature, args, kwargs)))
-        if self.has_key_elsewhere and given is None:
-            raise InvalidArguments(f"Task {task!r}: its key is a function, so that only its own code can enqueue it.")
-        key = given if given is not None else _key_of(self.key, task, signature, args, kwargs)
+        fair_key = self.fair_key.key_of(task, signature, args, kwargs, given_fair)
+        if fair_key is not None and len(fair_key) > MAX_KEY_LENGTH:
+            fair_key = f"sha256:{_digest(fair_key)}"
+        if not self.has_use_for_key:
+            return NO_KEYS._replace(fair_key=fair_key)
+        key = self.key.key_of(task, signature, args, kwargs, given)
         call = f"call:{_digest(_call_of(task, signature, args, kwargs))}" if key is None else f"key:{key}"
         limit = Limit(1, self.limit.rate) if self.on_duplicate in IN_ORDER else self.limit
         concurrency_key = None
@@ -91,6 +135,7 @@ class Limits:
             concurrency_limit=limit.concurrency,
             rate_amount=limit.rate.amount if limit.rate else None,
             rate_seconds=limit.rate.seconds if limit.rate else None,
+            fair_key=fair_key,
         )
 
 
@@ -119,6 +164,7 @@ def check_limits(
     concurrency: object = None,
     rate: object = None,
     key: object = None,
+    fair_key: object = None,
     on_duplicate: object = "parallel",
     unique_seconds: float | None = None,
 ) -> Limits:
@@ -133,8 +179,9 @@ def check_limits(
         raise InvalidOption("unique_for says how long duplicates are discarded: it goes with on_duplicate='discard'.")
     if key is not None and limit == NO_LIMIT and word == "parallel":
         raise InvalidOption("key says of what concurrency, rate or on_duplicate holds: give one of them, or no key.")
-    template = None if key is None else _check_template(signature, key)
-    return Limits(limit, template, on_duplicate=word, unique_seconds=unique_seconds)
+    return Limits(
+        limit, _check_rule(NO_KEY, signature, key), _check_rule(NO_FAIR_KEY, signature, fair_key), word, unique_seconds
+    )
 
 
 def as_document(
@@ -142,7 +189,7 @@ def as_document(
 ) -> dict[str, Any] | None:
     """Return what is needed to apply the limits without the code of the task, as JSON; None if there are none.
 
-    ``calls`` are those for which the key is to be known where the task's code is not.
+    ``calls`` are those for which the keys are to be known where the task's code is not.
     """
     if not limits.is_any:
         return None
@@ -150,9 +197,8 @@ def as_document(
     return {
         "concurrency": limits.limit.concurrency,
         "rate": None if rate is None else list(rate),
-        "key": limits.key if isinstance(limits.key, str) else None,
-        "has_key_elsewhere": callable(limits.key),
-        "known_keys": _known_keys(limits, signature, task, calls),
+        "key": _rule_document(limits.key, signature, task, calls),
+        "fair_key": _rule_document(limits.fair_key, signature, task, calls),
         "on_duplicate": limits.on_duplicate,
         "unique_seconds": limits.unique_seconds,
         "parameters": [
@@ -169,9 +215,8 @@ def from_document(document: Mapping[str, Any] | None) -> tuple[Limits, Signature
     rate = document["rate"]
     limits = Limits(
         Limit(document["concurrency"], None if rate is None else Rate(*rate)),
-        document["key"],
-        document["has_key_elsewhere"],
-        document["known_keys"],
+        KeyRule("key", *document["key"]),
+        KeyRule("fair_key", *document["fair_key"]),
         document["on_duplicate"],
         document["unique_seconds"],
     )
@@ -182,45 +227,48 @@ def from_document(document: Mapping[str, Any] | None) -> tuple[Limits, Signature
     return limits, Signature(parameters)
 
 
-def _known_keys(limits: Limits, signature: Signature, task: str, calls: Iterable[Call]) -> dict[str, str]:
-    """A call for which the function raises has no key, as it would have none elsewhere."""
+def _rule_document(rule: KeyRule, signature: Signature, task: str, calls: Iterable[Call]) -> list[Any]:
+    """What KeyRule is made of, but for its name. A call for which a function raises has no key elsewhere."""
     known = dict[str, str]()
-    for args, kwargs in calls if callable(limits.key) else ():
+    for args, kwargs in calls if callable(rule.rule) else ():
         with suppress(Exception):
-            key = _key_of(limits.key, task, signature, args, kwargs)
+            key = _key_of(rule, task, signature, args, kwargs)
             known |= {} if key is None else {_digest(_call_of(task, signature, args, kwargs)): key}
-    return known
+    return [None if callable(rule.rule) else rule.rule, callable(rule.rule), known]
 
 
-def _check_template(signature: Signature, key: object) -> str | Callable[..., str]:
+def _check_rule(none: KeyRule, signature: Signature, key: object) -> KeyRule:
+    if key is None:
+        return none
     if callable(key):
-        return key
-    template = check_key(key, longest=1000)
+        return replace(none, rule=key)
+    template = check_key(key, name=none.name, longest=1000)
     parameters = signature.parameters.values()
     try:
         fields = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
     except ValueError as error:
-        raise InvalidOption(f"key {template!r} is no format: {error}.") from None
+        raise InvalidOption(f"{none.name} {template!r} is no format: {error}.") from None
     for name in (re.split(r"[.\[]", one, maxsplit=1)[0] for one in fields):
         if name not in signature.parameters and not (
             name.isidentifier() and any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters)
         ):
-            raise InvalidOption(f"key {template!r} names {name!r}, which is no parameter of {signature}.")
-    return template
+            raise InvalidOption(f"{none.name} {template!r} names {name!r}, which is no parameter of {signature}.")
+    return replace(none, rule=template)
 
 
 def _key_of(
-    key: str | Callable[..., str] | None,
+    rule: KeyRule,
     task: str,
     signature: Signature,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> str | None:
+    key = rule.rule
     if key is None:
         return None
     if callable(key):
         text = key(*args, **kwargs)
-        why = f"its key function returned {shown(text)}"
+        why = f"its {rule.name} function returned {shown(text)}"
     else:
         bound = _bound(task, signature, args, kwargs)
         bound.apply_defaults()
@@ -231,12 +279,11 @@ def _key_of(
         try:
             text = key.format(**named)
         except (LookupError, AttributeError, ValueError, TypeError) as error:
-            raise InvalidArguments(
-                f"Task {task!r}: its key {key!r} cannot be made of these arguments: {type(error).__name__}: {error}."
-            ) from None
-        why = f"its key {key!r} comes to {shown(text)}"
+            why = f"cannot be made of these arguments: {type(error).__name__}: {error}"
+            raise InvalidArguments(f"Task {task!r}: its {rule.name} {key!r} {why}.") from None
+        why = f"its {rule.name} {key!r} comes to {shown(text)}"
     try:
-        return check_key(text)
+        return check_key(text, name=rule.name)
     except InvalidOption as error:
         raise InvalidArguments(f"Task {task!r}: {why}; {error}") from None
 

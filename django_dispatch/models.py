@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from django.db import models
 from django.db.models import F, Q
-from django.db.models.functions import Now
+from django.db.models.functions import Coalesce, Now
 from django.utils.translation import gettext_lazy as _
 
 if TYPE_CHECKING:
@@ -43,6 +43,10 @@ class Status(models.TextChoices):
 
 FINAL = (Status.SUCCESSFUL, Status.FAILED, Status.CANCELLED)
 UNFINISHED = ["SCHEDULED", "READY", "BLOCKED", "RUNNING"]
+# Where a run stands among those of its priority; and in which line: at a limit, or in its queue.
+PLACE = Coalesce(F("turn"), F("id") * 2)
+LINE = Coalesce(F("blocked_by"), F("queue"))
+WAITS_ITS_TURN = Q(turn__isnull=False, status__in=["READY", "BLOCKED"])
 
 
 class OnLost(models.TextChoices):
@@ -221,6 +225,10 @@ class Run(models.Model):
     blocked_by = models.CharField(_("blocked by"), max_length=255, null=True, blank=True)
     # Where it holds a place while it has not ended: 1: at its key; 2: at its key, if it has one, and at its queue.
     places = models.PositiveSmallIntegerField(_("places"), db_default=0)
+    # Whose it is: the runs of each take turns in the line in which they wait. The turn is given by a trigger, or by the
+    # promotion, when the run comes into a line; in halves of ids, for a run without one stands at its own id.
+    fair_key = models.CharField(_("fair key"), max_length=255, null=True, blank=True)
+    turn = models.BigIntegerField(_("turn"), null=True, blank=True, editable=False)
     # Not started by then, it never will be. Says nothing about a run that was started once.
     expires_at = models.DateTimeField(_("expires at"), null=True, blank=True)
     cancel_requested_at = models.DateTimeField(_("cancel requested at"), null=True, blank=True)
@@ -243,7 +251,7 @@ class Run(models.Model):
         indexes = [
             # claim: the READY runs of one queue, best first
             models.Index(
-                F("queue"), F("priority").desc(), F("id"), name="dispatch_run_claim", condition=Q(status="READY")
+                F("queue"), F("priority").desc(), PLACE, name="dispatch_run_claim", condition=Q(status="READY")
             ),
             # promote: the SCHEDULED runs, next due first
             models.Index(fields=["run_after"], name="dispatch_run_promote", condition=Q(status="SCHEDULED")),
@@ -259,9 +267,14 @@ class Run(models.Model):
             models.Index(
                 F("blocked_by"),
                 F("priority").desc(),
-                F("id"),
+                PLACE,
                 name="dispatch_run_blocked",
                 condition=Q(status="BLOCKED"),
+            ),
+            # a turn: the next one in a line; and the last one of a fair key there
+            models.Index(LINE, F("priority"), F("turn"), name="dispatch_run_turns", condition=WAITS_ITS_TURN),
+            models.Index(
+                LINE, F("priority"), F("fair_key"), F("turn"), name="dispatch_run_fair", condition=WAITS_ITS_TURN
             ),
             # admit: how many places of a key are taken, and of a queue
             models.Index(

@@ -34,6 +34,9 @@ ALIASES = {
     "@midnight": "0 0 * * *",
     "@hourly": "0 * * * *",
 }
+NO_BROADCAST = (
+    "A schedule makes one run an occurrence, and this task is a broadcast: schedule another task that enqueues it."
+)
 UNITS = ((86_400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
 
 

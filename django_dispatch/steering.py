@@ -15,6 +15,7 @@ from . import conf, registry
 from .arguments import is_storable
 from .enqueue import check_duration, check_moment, check_queue, count_after_commit, enqueue_many
 from .exceptions import InvalidOption
+from .schedules import NO_BROADCAST
 from .store import postgres_enqueue as store
 from .store import postgres_queues as queues
 from .wakeups.base import Wakeup, blocked_wakeups
@@ -87,7 +88,10 @@ def run_now(schedule: "Schedule") -> "Run":
     found = type(schedule).objects.using(conf.current().database).filter(pk=schedule.pk).first()
     if found is None:
         raise InvalidOption(f"Schedule {schedule.name!r} does not exist any more.")
-    new = registry.get(found.task).new_run(found.args, found.kwargs, queue=found.queue, priority=found.priority)
+    task = registry.get(found.task)
+    if task.broadcast:
+        raise InvalidOption(NO_BROADCAST)
+    new = task.new_run(found.args, found.kwargs, queue=found.queue, priority=found.priority)
     meta = json.dumps({"schedule": found.name})
     return enqueue_many([new._replace(schedule_id=found.pk, meta=meta)])[0]
 

@@ -616,8 +616,12 @@ def test_what_is_cut_off_is_not_even_encoded() -> None:
 
 
 def test_a_run_that_waits_at_a_limit_says_at_which(admin_client: Client) -> None:
-    run = a_run(concurrency_key="key:tenant-7", concurrency_limit=3, unique_key="discard:key:tenant-7")
+    run = a_run(
+        concurrency_key="key:tenant-7", concurrency_limit=3, unique_key="discard:key:tenant-7", fair_key="of tenant 7"
+    )
     page = run_page(admin_client, run)
     assert "Blocked by" in page
     assert page.count("key:tenant-7") >= 3
+    assert "Fair key" in page
+    assert "of tenant 7" in page
     assert "discard:key:tenant-7" in page

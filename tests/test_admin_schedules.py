@@ -69,6 +69,12 @@ def act(client: Client, action: str, *selected: Schedule, **more: Any) -> list[s
     return [str(message) for message in get_messages(response.wsgi_request)]
 
 
+def test_a_schedule_of_a_broadcast_is_refused(admin_client: Client) -> None:
+    errors, _ = post(admin_client, None, task="tests.kit.tasks.note_everywhere", args="[]")
+    assert "this task is a broadcast" in errors
+    assert not Schedule.objects.exists()
+
+
 class TestPages:
     def test_the_list_says_when_and_what_is_wrong(self, admin_client: Client) -> None:
         a_schedule()

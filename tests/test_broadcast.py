@@ -9,8 +9,8 @@ import pytest
 from django.db import transaction
 from django.db.models.functions import Now
 
-from django_dispatch import Call, task
-from django_dispatch.models import Lease, Run
+from django_dispatch import Call, InvalidOption, InvalidTask, Task, run_now, task
+from django_dispatch.models import Lease, Run, Schedule
 from django_dispatch.patterns import private_queue
 from django_dispatch.store.postgres import open_store
 from tests.wakeups import Ear
@@ -22,10 +22,25 @@ HOUR = timedelta(hours=1)
 def refresh(what: str) -> None: ...
 
 
+def plain() -> None: ...
+
+
 def a_dispatcher(node: str, *queues: str, lives: timedelta = HOUR, **columns: Any) -> UUID:
     lease = Lease.objects.create(id=uuid4(), node=node, queues=list(queues), **columns)
     Lease.objects.filter(pk=lease.pk).update(expires_at=Now() + lives)
     return lease.pk
+
+
+def test_a_schedule_of_one_is_refused() -> None:
+    with pytest.raises(InvalidTask, match="this task is a broadcast"):
+        Task(plain, broadcast=True, schedule="@daily")
+
+
+def test_it_is_not_run_now_by_a_schedule(db: None) -> None:
+    schedule = Schedule.objects.create(name="daily", task=refresh.path, args=["menu"], cron="@daily")
+    with pytest.raises(InvalidOption, match="this task is a broadcast"):
+        run_now(schedule)
+    assert not Run.objects.exists()
 
 
 @pytest.fixture

@@ -191,6 +191,15 @@ def test_slots_that_are_all_taken_and_the_place_in_line() -> None:
     assert list(causes(low)) == ["behind"]
 
 
+def test_the_place_in_a_line_in_which_keys_take_turns() -> None:
+    a_dispatcher("*")
+    flood = [a_run(fair_key="a") for _ in range(10)]
+    run = a_run(fair_key="b")
+    assert causes(run)["behind"].data == {"queue": "default", "runs": 1, "is_more": False, "fair_key": "b"}
+    assert causes(run)["behind"].text.endswith("Those of its fair key 'b' take turns with those of others.")
+    assert causes(flood[-1])["behind"].data["runs"] == 10
+
+
 def test_a_long_line_is_not_counted_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     a_dispatcher("*")
     for _ in range(3):

@@ -28,8 +28,9 @@ UNFINISHED = (
     "((status)::text = ANY ((ARRAY['SCHEDULED'::character varying, 'READY'::character varying,"
     " 'BLOCKED'::character varying, 'RUNNING'::character varying])::text[]))"
 )
+IN_LINE = "((status)::text = ANY ((ARRAY['READY'::character varying, 'BLOCKED'::character varying])::text[]))"
 INDEXES = {
-    "dispatch_run_claim": ("queue, priority DESC, id", "((status)::text = 'READY'::text)"),
+    "dispatch_run_claim": ("queue, priority DESC, COALESCE(turn, (id * 2", "((status)::text = 'READY'::text)"),
     "dispatch_run_promote": ("run_after", "((status)::text = 'SCHEDULED'::text)"),
     "dispatch_run_expire": (
         "expires_at",
@@ -39,7 +40,9 @@ INDEXES = {
     "dispatch_run_lease": ("lease_id", "(lease_id IS NOT NULL)"),
     "dispatch_run_uuid": ("uuid", "(uuid IS NOT NULL)"),
     "dispatch_run_unique": ("unique_key", "(unique_key IS NOT NULL)"),
-    "dispatch_run_blocked": ("blocked_by, priority DESC, id", "((status)::text = 'BLOCKED'::text)"),
+    "dispatch_run_blocked": ("blocked_by, priority DESC, COALESCE(turn, (id * 2", "((status)::text = 'BLOCKED'::text)"),
+    "dispatch_run_turns": ("COALESCE(blocked_by, queue", f"({IN_LINE} AND (turn IS NOT NULL))"),
+    "dispatch_run_fair": ("COALESCE(blocked_by, queue", f"({IN_LINE} AND (turn IS NOT NULL))"),
     "dispatch_run_key_places": (
         "concurrency_key",
         f"((concurrency_key IS NOT NULL) AND (places > 0) AND {UNFINISHED})",

@@ -84,6 +84,7 @@ class RunAdmin(RunModelAdmin):
                     ("attempt", "failures", "interruptions", "epoch"),
                     ("unique_key", "unique_until", "on_duplicate"),
                     ("concurrency_key", "concurrency_limit", "rate_amount", "rate_seconds", "places"),
+                    ("fair_key", "turn"),
                     "meta_",
                 ),
             },

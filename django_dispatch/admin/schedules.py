@@ -25,7 +25,7 @@ from django_dispatch.definition import Task
 from django_dispatch.enqueue import check_priority, check_queue
 from django_dispatch.exceptions import DispatchError, InvalidOption, UnknownTask
 from django_dispatch.models import Run, Schedule
-from django_dispatch.schedules import Rule, check_policy
+from django_dispatch.schedules import NO_BROADCAST, Rule, check_policy
 from django_dispatch.store.schedule_rows import DECLARED_SECONDS
 
 SHOWN_TIMES = 5
@@ -88,6 +88,8 @@ class ScheduleForm(ScheduleModelForm):
             self.add_error("kwargs", _("This must be a JSON object."))
         elif (task := known_task(cleaned["task"])) is not None:
             self._try("args", lambda: task.new_run(cleaned["args"], cleaned["kwargs"]))
+            if task.broadcast:
+                self.add_error("task", NO_BROADCAST)
         return cleaned
 
     def _try(self, field: str | None, check: Any) -> None:

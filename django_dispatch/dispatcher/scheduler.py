@@ -18,7 +18,7 @@ from ..enqueue import is_limited
 from ..exceptions import InvalidArguments
 from ..finish import TaskFacts
 from ..limits import NO_KEYS, Keys, from_document
-from ..schedules import Plan, Policy, Rule, plan_due, plan_first
+from ..schedules import NO_BROADCAST, Plan, Policy, Rule, plan_due, plan_first
 from ..store.schedule_rows import Declaration, DueSchedule, Fired, Firing, ScheduleState
 from ..store.values import NewRun
 from .store_thread import StoreThread
@@ -216,8 +216,8 @@ class Scheduler:
 
 
 def _plan(schedule: DueSchedule, task: TaskFacts) -> Planned:
-    if schedule.flaw:
-        return schedule, Plan(problem=schedule.flaw), NO_KEYS
+    if flaw := schedule.flaw or (NO_BROADCAST if task.broadcast else ""):
+        return schedule, Plan(problem=flaw), NO_KEYS
     try:
         keys = _keys_of(schedule.task, task, schedule.args, schedule.kwargs)
     except InvalidArguments as error:

@@ -299,6 +299,7 @@ def task_facts() -> dict[str, dict[str, Any]]:
             "queue": task.queue if isinstance(task.queue, str) else "default",
             "limits": as_document(task.limits, task.signature, task=path, calls=task.calls_of_its_own()),
             "on_start": task.on_start,
+            "broadcast": task.broadcast,
             "schedules": [one._asdict() for one in task.declared(zone)],
             "backoff": retry.as_document(task.retries.rule),
             "retry_on_timeout": task.retries.on_timeout,

@@ -61,9 +61,9 @@ def read_exchange(rows: Iterable[Row], queues: Sequence[str]) -> Exchange:
             claimed.append(ClaimedRun._make(row))
         else:
             by_answer[row[2]].append(row[0])
-    # RETURNING promises no order. The statement took the queues in their order, each by priority, then id.
-    place = {queue: index for index, queue in enumerate(queues)}
-    claimed.sort(key=lambda run: (place[run.queue], -run.priority, run.id))
+    # RETURNING promises no order. The statement took the queues in their order, each by priority, then place.
+    order = {queue: index for index, queue in enumerate(queues)}
+    claimed.sort(key=lambda run: (order[run.queue], -run.priority, run.place, run.id))
     return Exchange(claimed, by_answer[None], by_answer["busy"], by_answer["cancelled"])
 
 

@@ -3,7 +3,7 @@
 Bounded, whatever the backlog; rows that somebody holds are skipped. See ``statements`` for what holds for all.
 """
 
-from .statements import KEPT, LEASE, PAUSED, RUN
+from .statements import IN_LINE, KEPT, LEASE, PAUSED, PLACE, RUN, next_turn
 from .values import BACKLOG_LIMIT
 
 # Each queue that has READY runs: hops from one name to the next through the claim index, whatever the backlog.
@@ -23,7 +23,7 @@ WITH RECURSIVE {_HOP}, gone AS MATERIALIZED (
 ), unreachable AS MATERIALIZED (
   SELECT one.id FROM gone CROSS JOIN LATERAL (
     SELECT id FROM {RUN} WHERE status = 'READY' AND queue = gone.queue
-    ORDER BY priority DESC, id LIMIT 1000 FOR NO KEY UPDATE SKIP LOCKED) AS one
+    {IN_LINE} LIMIT 1000 FOR NO KEY UPDATE SKIP LOCKED) AS one
 )
 UPDATE {RUN} AS r
 SET status = 'CANCELLED', unique_key = NULL, finished_at = clock_timestamp(),
@@ -36,6 +36,14 @@ WHERE r.id = ANY(ARRAY(SELECT id FROM unreachable))
 _NEXT_LIMIT = """CASE WHEN r.concurrency_key IS NOT NULL AND r.places = 0 THEN r.concurrency_key
                    WHEN r.queue = ANY(%(limited_queues)s::text[]) THEN 'queue:' || r.queue END"""
 
+# The turn that it gets there. Where order counts, ids are the order; and who kept its place is not to wait for long.
+_ITS_TURN = f"""CASE WHEN r.fair_key IS NULL THEN NULL
+             WHEN r.concurrency_key IS NULL
+             THEN {next_turn(f"COALESCE({_NEXT_LIMIT}, r.queue)", "r.priority", "r.fair_key")}
+             WHEN r.places > 0 THEN {next_turn(f"COALESCE({_NEXT_LIMIT}, r.queue)", "r.priority")}
+             WHEN r.on_duplicate NOT IN ('serial', 'queue_one')
+             THEN {next_turn("r.concurrency_key", "r.priority", "r.fair_key")} END"""
+
 # The clock is volatile: only as a sub-select, read once, can it say where in an index to begin and to stop. Compared
 # row by row, a look that finds less than its limit would walk through everything that is not due.
 PROMOTE = f"""
@@ -46,7 +54,7 @@ due AS MATERIALIZED (
 ), promoted AS (
   UPDATE {RUN} AS r
   SET status = CASE WHEN {_NEXT_LIMIT} IS NULL THEN 'READY' ELSE 'BLOCKED' END, blocked_by = {_NEXT_LIMIT},
-      ready_at = run_after, run_after = NULL
+      turn = {_ITS_TURN}, ready_at = run_after, run_after = NULL
   WHERE id = ANY(ARRAY(SELECT id FROM due)) RETURNING queue, blocked_by
 )
 SELECT DISTINCT CASE WHEN blocked_by IS NULL THEN queue END, blocked_by, NULL::float8 FROM promoted
@@ -150,8 +158,10 @@ SELECT queue FROM hop WHERE queue IS NOT NULL AND queue <> ALL({PAUSED})
 """
 
 # Of each queue and each priority below the highest in use there, the first few that have waited too long: they come
-# before all others then, for their ids are the lowest. What is read is bounded by the priorities in use. (The status is
-# asked for so that the partial index of READY runs does not fit: an old server would walk it.)
+# before all others then, for their ids are the lowest; those with a fair key take turns there, too. What is read is
+# bounded by the priorities in use. (The status is asked for so that the partial index of READY runs does not fit: an
+# old server would walk it.)
+_TOP = "(SELECT top FROM waiting WHERE waiting.id = r.id)"
 AGE = f"""
 WITH RECURSIVE {_HOP}, level AS (
   SELECT hop.queue, highest.priority, highest.priority AS top FROM hop CROSS JOIN LATERAL (
@@ -164,7 +174,7 @@ WITH RECURSIVE {_HOP}, level AS (
   SELECT first.id, level.top FROM level CROSS JOIN LATERAL (
     SELECT id, coalesce(ready_at, enqueued_at) AS due_at FROM {RUN}
     WHERE status = 'READY' AND queue = level.queue AND priority = level.priority
-    ORDER BY id LIMIT %(limit)s) AS first
+    ORDER BY {PLACE} LIMIT %(limit)s) AS first
   WHERE level.priority < level.top
     AND first.due_at < (SELECT clock_timestamp() - %(age)s * interval '1 second')
   LIMIT 1000
@@ -172,7 +182,8 @@ WITH RECURSIVE {_HOP}, level AS (
   SELECT id FROM {RUN} WHERE id = ANY(ARRAY(SELECT id FROM waiting)) AND CASE WHEN status = 'READY' THEN true END
   FOR NO KEY UPDATE SKIP LOCKED
 )
-UPDATE {RUN} AS r SET priority = (SELECT top FROM waiting WHERE waiting.id = r.id)
+UPDATE {RUN} AS r
+SET priority = {_TOP}, turn = CASE WHEN r.fair_key IS NOT NULL THEN {next_turn("r.queue", _TOP, "r.fair_key")} END
 WHERE r.id = ANY(ARRAY(SELECT id FROM aged))
 """
 
@@ -193,6 +204,6 @@ SELECT hop.queue,
   SELECT greatest(0, extract(epoch FROM clock_timestamp() - min(head.due_at)))::float8
   FROM step CROSS JOIN LATERAL (
     SELECT coalesce(ready_at, enqueued_at) AS due_at FROM {RUN}
-    WHERE status = 'READY' AND queue = hop.queue AND priority = step.priority ORDER BY id LIMIT 20) AS head)
+    WHERE status = 'READY' AND queue = hop.queue AND priority = step.priority ORDER BY {PLACE} LIMIT 20) AS head)
 FROM hop WHERE hop.queue IS NOT NULL LIMIT 1000
 """

@@ -22,7 +22,7 @@ OPTIONS = (
     *("queue", "priority", "run_after", "delay_seconds", "max_attempts", "timeout_seconds", "on_lost"),
     *("uuid", "unique_key", "unique_seconds", "on_duplicate"),
     *("concurrency_key", "concurrency_limit", "rate_amount", "rate_seconds", "is_limited"),
-    *("expires_at", "expires_seconds", "schedule_id"),
+    *("expires_at", "expires_seconds", "schedule_id", "fair_key"),
 )
 CHUNK_RUNS = 1000
 # A jsonb document holds at most 256 MB; long before that, a statement this large is no faster than two.
@@ -40,6 +40,7 @@ COLUMNS = {
     "on_lost": "%s",
     "meta": "%s::jsonb",
     "retention": "%s::jsonb",
+    "fair_key": "%s",
     "on_duplicate": "%s",
     "concurrency_key": "%s",
     "concurrency_limit": "%s",
@@ -56,7 +57,7 @@ def enqueue_statement(columns: tuple[str, ...]) -> str:
     return (
         f"INSERT INTO django_dispatch_run ({', '.join(columns)}, source)"
         f" VALUES ({', '.join(COLUMNS[column] for column in columns)}, 'app')"
-        " RETURNING id, enqueued_at, status, run_after"
+        " RETURNING id, enqueued_at, status, run_after, turn"
     )
 
 
@@ -70,7 +71,8 @@ TOO_MANY_NOTIFICATIONS = "54000"
 
 # The clock is read once, so that status and run_after agree, and every run of a chunk is due at the same moment.
 # The runs are sorted before the ids are drawn: ids, and therefore starts, come in the order of the document. One row
-# comes back, of arrays in that order. A trigger makes a run with a key BLOCKED that is due.
+# comes back, of arrays in that order. Triggers make a run with a key BLOCKED that is due, and give one with a fair key
+# its turn.
 ENQUEUE_MANY = """
 WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS now),
 new AS (
@@ -80,28 +82,29 @@ new AS (
     delay_seconds double precision, max_attempts smallint, timeout_seconds double precision, on_lost text, meta jsonb,
     uuid text, unique_key text, unique_seconds double precision, on_duplicate text, concurrency_key text,
     concurrency_limit int, rate_amount int, rate_seconds double precision, is_limited boolean,
-    expires_at timestamptz, expires_seconds double precision, schedule_id bigint, retention jsonb
+    expires_at timestamptz, expires_seconds double precision, schedule_id bigint, retention jsonb,
+    fair_key text
   )) WITH ORDINALITY AS r (
     task, queue, priority, args, kwargs, run_after, delay_seconds, max_attempts, timeout_seconds, on_lost, meta,
     uuid, unique_key, unique_seconds, on_duplicate, concurrency_key, concurrency_limit, rate_amount, rate_seconds,
-    is_limited, expires_at, expires_seconds, schedule_id, retention, place
+    is_limited, expires_at, expires_seconds, schedule_id, retention, fair_key, place
   ), LATERAL (SELECT COALESCE(r.run_after, clock.now + make_interval(secs => r.delay_seconds)) AS due) d
 ), recorded AS (
   INSERT INTO django_dispatch_run (
     task, queue, priority, args, kwargs, max_attempts, timeout, on_lost, meta, source, enqueued_at, status, run_after,
     uuid, unique_key, unique_until, on_duplicate, concurrency_key, concurrency_limit, rate_amount, rate_seconds,
-    expires_at, schedule_id, retention)
+    expires_at, schedule_id, retention, fair_key)
   SELECT task, queue, priority, args, COALESCE(kwargs, '{}'), max_attempts, make_interval(secs => timeout_seconds),
     on_lost, COALESCE(meta, '{}'), CASE WHEN schedule_id IS NULL THEN 'app' ELSE 'schedule' END, now,
     CASE WHEN later IS NOT NULL THEN 'SCHEDULED' WHEN is_limited THEN 'BLOCKED' ELSE 'READY' END, later,
     uuid, unique_key, now + make_interval(secs => unique_seconds), COALESCE(on_duplicate, 'parallel'),
     concurrency_key, concurrency_limit, rate_amount, rate_seconds,
-    COALESCE(expires_at, now + make_interval(secs => expires_seconds)), schedule_id, retention
+    COALESCE(expires_at, now + make_interval(secs => expires_seconds)), schedule_id, retention, fair_key
   FROM new ORDER BY place
-  RETURNING id, status, run_after, unique_key, uuid
+  RETURNING id, status, run_after, turn, unique_key, uuid
 )
 SELECT now, array_agg(id ORDER BY id), array_agg(status ORDER BY id), array_agg(run_after ORDER BY id),
-  array_agg(unique_key ORDER BY id), array_agg(uuid ORDER BY id)
+  array_agg(turn ORDER BY id), array_agg(unique_key ORDER BY id), array_agg(uuid ORDER BY id)
 FROM recorded, clock GROUP BY now
 """
 # Locked first, by id: a claim or finish that is under way is waited for and its result seen, and two cancels of the
@@ -131,11 +134,11 @@ UNION ALL SELECT id, 'already final', NULL, NULL, NULL FROM target WHERE status 
 RERUN = """
 INSERT INTO django_dispatch_run (
   task, queue, priority, args, kwargs, max_attempts, timeout, on_lost, meta, retention, source, status,
-  on_duplicate, concurrency_key, concurrency_limit, rate_amount, rate_seconds, expires_at)
+  on_duplicate, concurrency_key, concurrency_limit, rate_amount, rate_seconds, fair_key, expires_at)
 SELECT task, queue, priority, args, kwargs, max_attempts, timeout, on_lost, jsonb_build_object('rerun_of', id),
   retention, 'app',
   CASE WHEN queue = ANY(%s::text[]) THEN 'BLOCKED' ELSE 'READY' END,
-  on_duplicate, concurrency_key, concurrency_limit, rate_amount, rate_seconds,
+  on_duplicate, concurrency_key, concurrency_limit, rate_amount, rate_seconds, fair_key,
   CASE WHEN expires_at > enqueued_at THEN clock_timestamp() + (expires_at - enqueued_at) END
 FROM django_dispatch_run WHERE id = %s AND status IN ('SUCCESSFUL', 'FAILED', 'CANCELLED')
 RETURNING *
@@ -155,6 +158,7 @@ class Recorded(NamedTuple):
     enqueued_at: datetime
     status: str
     run_after: datetime | None
+    turn: int | None = None
     duplicate_of: "Run | None" = None
 
 
@@ -227,6 +231,7 @@ def _values(new: NewRun) -> dict[str, Any]:
         "on_lost": new.on_lost,
         "meta": new.meta,
         "retention": new.retention,
+        "fair_key": new.fair_key,
     }
     if new.blocked_by is not None:
         values |= {
@@ -243,10 +248,9 @@ def _values(new: NewRun) -> dict[str, Any]:
 def _insert_chunk(using: str, runs: str) -> list[Recorded]:
     with connections[using].cursor() as cursor:
         cursor.execute(ENQUEUE_MANY, [f"[{runs}]"])
-        now, ids, statuses, later, *_ = cursor.fetchone()
-    return [
-        Recorded(run_id, now, status, run_after) for run_id, status, run_after in zip(ids, statuses, later, strict=True)
-    ]
+        now, ids, statuses, later, turns, *_ = cursor.fetchone()
+    found = zip(ids, statuses, later, turns, strict=True)
+    return [Recorded(run_id, now, status, run_after, turn) for run_id, status, run_after, turn in found]
 
 
 def chunked(news: Iterable[NewRun]) -> Iterator[str]:

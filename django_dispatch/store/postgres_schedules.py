@@ -57,7 +57,7 @@ WITH free AS MATERIALIZED (
     id bigint, revision int, token text, next_at timestamptz, slots timestamptz[], problem text, task_queue text,
     task_priority smallint, on_lost text, expires_seconds float8, retention text, seen_args text, seen_kwargs text,
     unique_key text, unique_seconds float8, on_duplicate text, concurrency_key text, concurrency_limit int,
-    rate_amount int, rate_seconds float8)
+    rate_amount int, rate_seconds float8, fair_key text)
   JOIN {SCHEDULE} AS s ON s.id = f.id AND s.revision = f.revision AND s.enabled
     AND s.next_at IS NOT DISTINCT FROM f.token::timestamptz
     AND (f.seen_args IS NULL OR (s.args, s.kwargs) = (f.seen_args::jsonb, f.seen_kwargs::jsonb))
@@ -84,12 +84,13 @@ WITH free AS MATERIALIZED (
 ), enqueued AS (
   INSERT INTO {RUN} (
     task, args, kwargs, queue, priority, on_lost, source, schedule_id, scheduled_for, meta, status, expires_at,
-    retention, unique_key, unique_until, on_duplicate, concurrency_key, concurrency_limit, rate_amount, rate_seconds)
+    retention, unique_key, unique_until, on_duplicate, concurrency_key, concurrency_limit, rate_amount, rate_seconds,
+    fair_key)
   SELECT task, args, kwargs, queue, priority, on_lost, 'schedule', id, slot, jsonb_build_object('schedule', name),
     CASE WHEN queue = ANY(%(limited_queues)s::text[]) THEN 'BLOCKED' ELSE 'READY' END,
     now + make_interval(secs => expires_seconds), retention::jsonb, unique_key,
     now + make_interval(secs => unique_seconds),
-    coalesce(on_duplicate, 'parallel'), concurrency_key, concurrency_limit, rate_amount, rate_seconds
+    coalesce(on_duplicate, 'parallel'), concurrency_key, concurrency_limit, rate_amount, rate_seconds, fair_key
   FROM wanted CROSS JOIN before ORDER BY slot, id
   ON CONFLICT DO NOTHING
   RETURNING id, queue, schedule_id, blocked_by

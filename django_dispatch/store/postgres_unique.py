@@ -69,12 +69,13 @@ def _insert(using: str, news: Sequence[NewRun], places: Sequence[int], answers: 
     with connections[using].cursor() as cursor:
         for runs in chunked(news[place] for place in places):
             cursor.execute(ENQUEUE_UNIQUE, [f"[{runs}]"])
-            for now, ids, statuses, later, keys, uuids in cursor.fetchall():
-                for run_id, status, run_after, key, uuid in zip(ids, statuses, later, keys, uuids, strict=True):
-                    inserted.setdefault((key or "", uuid or ""), []).append(Recorded(run_id, now, status, run_after))
+            for now, *columns in cursor.fetchall():
+                for run_id, status, run_after, turn, key, uuid in zip(*columns, strict=True):
+                    recorded = Recorded(run_id, now, status, run_after, turn)
+                    inserted.setdefault((key or "", uuid or ""), []).append(recorded)
     for place in places:
-        if recorded := inserted.get(_keys(news[place])):
-            answers[place] = recorded.pop(0)
+        if found := inserted.get(_keys(news[place])):
+            answers[place] = found.pop(0)
 
 
 def _find(using: str, news: Sequence[NewRun], places: Sequence[int], answers: dict[int, Recorded]) -> None:
@@ -92,7 +93,7 @@ def _find(using: str, news: Sequence[NewRun], places: Sequence[int], answers: di
             run = by_key.get(new.unique_key)
         if run is not None:
             run.is_duplicate = True
-            answers[place] = Recorded(run.pk, run.enqueued_at, run.status, run.run_after, run)
+            answers[place] = Recorded(run.pk, run.enqueued_at, run.status, run.run_after, run.turn, run)
 
 
 def _holders(using: str, news: Sequence[NewRun]) -> "Iterator[Run]":

@@ -86,6 +86,7 @@ class Firing(NamedTuple):
     concurrency_limit: int | None = None
     rate_amount: int | None = None
     rate_seconds: float | None = None
+    fair_key: str | None = None
 
 
 class Fired(NamedTuple):

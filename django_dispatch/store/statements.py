@@ -13,6 +13,11 @@ LEASE = "django_dispatch_lease"
 PAUSED = """ARRAY(SELECT name FROM django_dispatch_pausedqueue
                 WHERE paused_until IS NULL OR paused_until > clock_timestamp())"""
 
+# The order in which the READY runs of a queue are claimed, and those at a limit admitted, as the indexes have it. Turns
+# are counted in halves of ids, so that there is room between two; a run without a fair key stands at its own id.
+PLACE = "COALESCE(turn, id * 2)"
+IN_LINE = f"ORDER BY priority DESC, {PLACE}"
+
 # The wakeup tells the dispatchers of the same host whom to look after.
 ACQUIRE = f"""
 WITH acquired AS (
@@ -57,6 +62,12 @@ _IS_UNIQUE_STILL = "r.unique_until > clock_timestamp()"
 # What a run keeps while it waits to be tried again: where order counts, its place at its key; else nothing.
 _KEPT_PLACES = "CASE WHEN r.places > 0 AND r.on_duplicate IN ('serial', 'queue_one') THEN 1 ELSE 0 END"
 
+
+def next_turn(line: str, priority: str, key: str = "NULL::text") -> str:
+    """Return the SQL of the turn that run ``r`` gets in a line; without its key, as if no other of its key waited."""
+    return f"django_dispatch_turn({line}, ({priority})::smallint, {key}, r.id)"
+
+
 # finish: lock by token what nobody else holds, update. claim: lock and check our own lease, pick per queue, update.
 # Nothing here waits for a run: one that is held, by a cancel in a long transaction say, is answered as busy, to be sent
 # again; the others are written and claimed at once. The lease is not locked when there is nothing to claim, so that an
@@ -75,14 +86,14 @@ live AS MATERIALIZED (
   CROSS JOIN LATERAL (
     SELECT id FROM {RUN}
     WHERE status = 'READY' AND queue = q.name AND task <> ALL(%(excluded)s::text[]) AND {_IN_TIME}
-    ORDER BY priority DESC, id LIMIT 10000 FOR NO KEY UPDATE SKIP LOCKED) AS p
+    {IN_LINE} LIMIT 10000 FOR NO KEY UPDATE SKIP LOCKED) AS p
   WHERE q.name <> ALL({PAUSED})
   LIMIT %(limit)s
 )"""
 _LOOKING = f"""AND EXISTS (
     SELECT FROM unnest(%(queues)s::text[]) AS q(name)
     CROSS JOIN LATERAL (
-      SELECT FROM {RUN} WHERE status = 'READY' AND queue = q.name ORDER BY priority DESC, id LIMIT 1) AS one
+      SELECT FROM {RUN} WHERE status = 'READY' AND queue = q.name {IN_LINE} LIMIT 1) AS one
     WHERE q.name <> ALL({PAUSED}))"""
 
 
@@ -99,7 +110,7 @@ _CLAIMING = f"""
             extract(epoch FROM r.timeout)::float8, r.on_lost, r.args::text, r.kwargs::text, r.uuid,
             extract(epoch FROM clock_timestamp() - coalesce(r.ready_at, r.enqueued_at))::float8,
             extract(epoch FROM r.scheduled_for)::float8,
-            r.concurrency_key
+            r.concurrency_key, COALESCE(r.turn, r.id * 2)
 """
 
 # The claim of an idle dispatcher, which has nothing to finish: a shorter way from a wakeup to a body.
@@ -129,6 +140,8 @@ WITH settled AS MATERIALIZED (
                      {_WORD} IN ('READY', 'SCHEDULED') OR {_WORD} <> 'CANCELLED' AND {_IS_UNIQUE_STILL})
                    THEN r.unique_key END,
       places = CASE WHEN r.places > 0 AND {_WORD} = 'SCHEDULED' THEN {_KEPT_PLACES} ELSE r.places END,
+      turn = CASE WHEN r.turn IS NOT NULL AND {_WORD} = 'READY' AND s.started IS DISTINCT FROM 0
+             THEN {next_turn("coalesce(s.queue, r.queue)", "coalesce(s.priority, r.priority)")} ELSE r.turn END,
       finished_at = CASE WHEN {_WORD} NOT IN ('READY', 'SCHEDULED') THEN clock_timestamp() END
   FROM free AS s WHERE r.id = s.id
   RETURNING r.id, r.status = s.status AS is_as_said
@@ -137,7 +150,7 @@ SELECT * FROM claimed
 UNION ALL
 SELECT id, NULL, CASE WHEN id IN (SELECT id FROM finished) THEN 'cancelled'
                       WHEN EXISTS (SELECT FROM {RUN} AS r WHERE {_OURS}) THEN 'busy' END,
-       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM settled AS s WHERE id NOT IN (SELECT id FROM finished WHERE is_as_said)
 """
 
@@ -169,6 +182,8 @@ _LOSE = f"""
       unique_key = CASE WHEN {_LOST} IN ('READY', 'SCHEDULED') OR {_LOST} <> 'CANCELLED' AND {_IS_UNIQUE_STILL}
                    THEN r.unique_key END,
       places = CASE WHEN {_LOST} = 'SCHEDULED' THEN {_KEPT_PLACES} ELSE r.places END,
+      turn = CASE WHEN r.turn IS NOT NULL AND {_LOST} = 'READY'
+             THEN {next_turn("r.queue", "r.priority")} ELSE r.turn END,
       finished_at = CASE WHEN {_LOST} NOT IN ('READY', 'SCHEDULED') THEN clock_timestamp() END"""
 
 # A lease row is deleted with its runs' return: whoever claims locks the row first, so that no run joins in between.
@@ -222,17 +237,17 @@ new AS (
     uuid text, unique_key text, task text, queue text, priority smallint, args jsonb, kwargs jsonb,
     delay_seconds float8, timeout_seconds float8, on_lost text, unique_seconds float8, on_duplicate text,
     concurrency_key text, concurrency_limit int, rate_amount int, rate_seconds float8, is_limited boolean,
-    expires_seconds float8, meta jsonb, retention jsonb)
+    expires_seconds float8, meta jsonb, retention jsonb, fair_key text)
 )
 INSERT INTO {RUN} (
   uuid, unique_key, task, queue, priority, args, kwargs, timeout, on_lost, unique_until, on_duplicate,
   concurrency_key, concurrency_limit, rate_amount, rate_seconds, source, status, run_after, expires_at, meta,
-  retention)
+  retention, fair_key)
 SELECT uuid, unique_key, task, queue, priority, args, COALESCE(kwargs, '{{}}'), make_interval(secs => timeout_seconds),
   on_lost, now + make_interval(secs => unique_seconds), COALESCE(on_duplicate, 'parallel'),
   concurrency_key, concurrency_limit, rate_amount, rate_seconds, %(source)s::text,
   CASE WHEN later IS NOT NULL THEN 'SCHEDULED' WHEN is_limited THEN 'BLOCKED' ELSE 'READY' END, later, expires_at,
-  COALESCE(meta, '{{}}'), retention
+  COALESCE(meta, '{{}}'), retention, fair_key
 FROM new ORDER BY uuid
 ON CONFLICT DO NOTHING
 RETURNING id, uuid, queue, status, true, blocked_by

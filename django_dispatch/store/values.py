@@ -41,6 +41,7 @@ class NewRun(NamedTuple):
     expires_at: datetime | None = None
     expires_seconds: float | None = None
     schedule_id: int | None = None
+    fair_key: str | None = None
     meta: str = "{}"
     retention: str | None = None
 
@@ -140,6 +141,8 @@ class ClaimedRun(NamedTuple):
     """For how long it had been due when it was claimed."""
     scheduled_for: float | None = None
     concurrency_key: str | None = None
+    place: int = 0
+    """Where it stood among the runs of its queue and priority."""
 
     @property
     def log_fields(self) -> dict[str, object]:

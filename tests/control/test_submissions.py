@@ -171,14 +171,15 @@ def test_serial_ones_wait_at_one_key_and_queue_one_keeps_one_of_them(store: Post
 
 
 SIGNATURE = signature(lambda order, note="-": None)
-LIMITED = check_limits(SIGNATURE, concurrency=2, key="order-{order}-{note}")
+LIMITED = check_limits(SIGNATURE, concurrency=2, key="order-{order}-{note}", fair_key="of-{note}")
+BY_FUNCTION = check_limits(SIGNATURE, concurrency=2, key=lambda order: "k")
 
 
 @pytest.mark.parametrize("fields", [{"args": [7]}, {"kwargs": {"order": 7}}, {"args": [7], "kwargs": {"note": "-"}}])
 def test_what_a_task_declares_holds_for_messages_too(fields: dict[str, Any]) -> None:
     facts = {"shop.add": replace(FACTS["shop.add"], limits=document_of(LIMITED))}
     run = message_run(message(**fields), facts, None)
-    assert (run.concurrency_key, run.concurrency_limit) == ("key:order-7--", 2)
+    assert (run.concurrency_key, run.concurrency_limit, run.fair_key) == ("key:order-7--", 2, "of--")
 
 
 def test_one_whose_time_is_over_gives_way_to_a_message(store: PostgresStore) -> None:
@@ -199,7 +200,7 @@ def test_a_key_that_cannot_be_made_is_refused() -> None:
     facts = {"shop.add": replace(FACTS["shop.add"], limits=document_of(LIMITED))}
     with pytest.raises(BadMessage, match="missing a required argument: 'order'"):
         message_run(message(), facts, None)
-    facts = {"shop.add": replace(FACTS["shop.add"], limits=document_of(replace(LIMITED, key=lambda order: "k")))}
+    facts = {"shop.add": replace(FACTS["shop.add"], limits=document_of(BY_FUNCTION))}
     with pytest.raises(BadMessage, match="its key is a function"):
         message_run(message(args=[7]), facts, None)
 

@@ -20,10 +20,13 @@ from tests.kit.dispatchers import Dispatcher
 from tests.kit.fixtures import Kit
 from tests.kit.ledger import Row, most_at_once
 from tests.kit.runs import statuses, wait_for_status, wait_until_final
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import POLL_SECONDS, wait_for
 
 FAULT_SECONDS = float(os.environ.get("FAULT_SECONDS", "10"))
 LEAST_KILLS = 6
+FLEET = SPARES = 4
+MOST_UNFINISHED = 20
+PATIENCE_SECONDS = 120
 SLACK_SECONDS = 1.0
 
 logger = logging.getLogger(__name__)
@@ -171,6 +174,40 @@ class Traffic:
         return [run.scheduled_for for run in scheduled if run.scheduled_for]
 
 
+class Fleet:
+    """Dispatchers of which one after the other is killed, and those that start meanwhile."""
+
+    def __init__(self, kit: Kit) -> None:
+        self._kit = kit
+        self._chance = random.Random(7)
+        self._names = itertools.count(1)
+        self._ready: set[str] = set()
+        self.members: list[Dispatcher] = []
+        self.kills = 0
+        for _ in range(FLEET + SPARES):
+            self._start()
+
+    def is_there(self) -> bool:
+        """Whether so many are ready as there are to be."""
+        return len(self._those_ready()) >= FLEET
+
+    def kill_one(self) -> None:
+        """Kill one of those that are ready, and start another."""
+        victim = self._chance.choice(self._those_ready())
+        victim.signal(signal.SIGKILL)
+        self.members.remove(victim)
+        self.kills += 1
+        self._start()
+
+    def _start(self) -> None:
+        self.members.append(self._kit.dispatchers(f"n{next(self._names)}", processes=3, is_awaited=False))
+
+    def _those_ready(self) -> list[Dispatcher]:
+        # A log grows, and is read no more than it takes.
+        self._ready |= {one.node for one in self.members if one.node not in self._ready and "Ready:" in one.log}
+        return [one for one in self.members if one.node in self._ready]
+
+
 def check_ledger(rows: dict[str, list[Row]]) -> None:
     """Nothing went beyond a limit, and order was kept where it counts."""
     limits = {"one0": 1, "one1": 1, "serial0": 1, "serial1": 1, "queue one": 1, "cron": 1, "three": 3}
@@ -184,35 +221,31 @@ def check_ledger(rows: dict[str, list[Row]]) -> None:
 
 @pytest.mark.slow
 def test_dispatchers_are_killed_one_after_the_other_and_every_limit_holds(kit: Kit) -> None:
-    """Four dispatchers; each second one that works is killed, and another one takes its place.
+    """Four dispatchers at least; each second one is killed while runs run. Others start ahead, so as to be there then.
 
     FAULT_SECONDS says for how long.
     """
-    chance = random.Random(7)
-    names = itertools.count(1)
-    fleet = [kit.dispatchers(f"n{next(names)}", processes=3, is_awaited=False) for _ in range(4)]
+    fleet = Fleet(kit)
+    wait_for(fleet.is_there, 60, what="the first dispatchers")
     unfinished = Run.objects.filter(finished_at=None).exclude(task=limited.rated.path)
     traffic = Traffic()
-    kills = 0
-    begin = killed_at = time.monotonic()
-    while kills < LEAST_KILLS or time.monotonic() < begin + FAULT_SECONDS:
-        traffic.enqueue()
-        ready = [dispatcher for dispatcher in fleet if "Ready:" in dispatcher.log]
-        is_time = time.monotonic() > killed_at + 1
-        if is_time and ready and unfinished.filter(status="RUNNING").exists():
-            victim = chance.choice(ready)
-            victim.signal(signal.SIGKILL)
-            fleet.remove(victim)
-            kills, killed_at = kills + 1, time.monotonic()
-            fleet.append(kit.dispatchers(f"n{next(names)}", processes=3, is_awaited=False))
-        wait_for(lambda: unfinished.count() <= 20, 60, what=lambda: f"fewer than {unfinished.count()} unfinished")
+    begin = kill_at = time.monotonic()
+    while fleet.kills < LEAST_KILLS or time.monotonic() < begin + FAULT_SECONDS:
+        assert time.monotonic() < begin + FAULT_SECONDS + PATIENCE_SECONDS, f"{fleet.kills} kills, and no more"
+        if unfinished.count() <= MOST_UNFINISHED:
+            traffic.enqueue()
+        if time.monotonic() >= kill_at and fleet.is_there() and unfinished.filter(status="RUNNING").exists():
+            fleet.kill_one()
+            kill_at += 1
+        time.sleep(POLL_SECONDS)
     slots = traffic.stop()
     check_ledger(by_key(kit.ledger.rows()))
     check_rate(kit)
     assert {later - earlier for earlier, later in pairwise(slots)} == {timedelta(seconds=1)}
     assert any(run.is_duplicate for run in traffic.runs)
-    logger.info("%s kills, %s runs, %s occurrences", kills, len(traffic.runs), len(slots))
-    for dispatcher in fleet:
+    seconds = time.monotonic() - begin
+    logger.info("%s kills, %s runs, %s occurrences, %.0f s", fleet.kills, len(traffic.runs), len(slots), seconds)
+    for dispatcher in fleet.members:
         dispatcher.wait_until_ready()
 
 

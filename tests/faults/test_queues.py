@@ -6,7 +6,7 @@ from django.db.models.functions import Now
 
 from django_dispatch import pause_queue, resume_queue
 from django_dispatch.models import Lease, PausedQueue, Run
-from tests.kit import tasks
+from tests.kit import limited, tasks
 from tests.kit.fixtures import Kit
 from tests.kit.runs import fresh, wait_for_status, wait_until_final
 from tests.kit.waiting import wait_for
@@ -47,6 +47,25 @@ def test_flooded_queues_are_served_by_weight(kit: Kit) -> None:
     first = [row.run_id in of_b for row in kit.ledger.rows()[:80]]
     assert 14 <= sum(first) <= 26
     assert any(first[:12])
+
+
+def test_a_tenant_is_served_beside_the_flood_of_another(kit: Kit) -> None:
+    """Whether its runs come after the flood, or in the middle of it."""
+    flood = [("a", "middle" if number >= 20 else "") for number in range(150)]
+    limited.of_tenant.delay_many(flood)
+    early = limited.of_tenant.delay_many([("b",)] * 5)
+    for node in ("x", "y"):
+        kit.dispatchers(node, processes=1, settings={"CLAIM_LIMIT": 4})
+    kit.gate.wait_until_reached("middle", times=2)
+    started = kit.ledger.rows()
+    assert sum(row.note == "b" for row in started[:20]) == len(early)
+    late = limited.of_tenant.delay_many([("b",)] * 5)
+    kit.gate.open("middle")
+    wait_until_final(*late)
+    # Before them there were those that the dispatchers had claimed already.
+    after = [row.note for row in kit.ledger.rows()[len(started) :]]
+    assert after[:40].count("b") == len(late)
+    assert Run.objects.filter(status="READY", fair_key="tenant-a").exists()
 
 
 def test_a_run_of_low_priority_has_its_turn_in_an_endless_flow_of_high_ones(kit: Kit) -> None:

@@ -123,10 +123,14 @@ def test_bad_rows_are_flagged_and_never_stop_the_others(kit: Kit) -> None:
         [QUICK],
     )
     gone = a_schedule("gone", task="shop.tasks.gone")
+    a_schedule("broadcast", task="tests.kit.tasks.note_everywhere")
     a = kit.dispatchers()
     wait_for_slots(good, 3)
     flagged = Schedule.objects.exclude(problem="").order_by("name").values_list("name", flat=True)
-    wait_for(lambda: list(flagged) == sorted([*bad, "refused", "endless", "gone"]), what=lambda: str(list(flagged)))
+    wait_for(
+        lambda: list(flagged) == sorted([*bad, "refused", "endless", "gone", "broadcast"]),
+        what=lambda: str(list(flagged)),
+    )
     assert "does not" not in Schedule.objects.get(name="refused").problem
     assert "priority" in Schedule.objects.get(name="refused").problem
     assert a.log.count("Schedule no minute stands still: '61 * * * *' is no cron expression") == 1

@@ -43,6 +43,17 @@ def each(ctx: TaskContext, key: str) -> None:
     _body(ctx, key, "")
 
 
+@task(bind=True, fair_key="tenant-{tenant}")
+def of_tenant(ctx: TaskContext, tenant: str, gate: str = "") -> None:
+    """Each tenant in turn."""
+    _body(ctx, tenant, gate)
+
+
+@task(fair_key=lambda tenant: tenant.upper(), concurrency=2)
+def of_tenant_at_a_limit(tenant: str) -> None:
+    """Two of all tenants at once, by a function."""
+
+
 @task(bind=True, on_duplicate="discard")
 def discard(ctx: TaskContext, number: int, gate: str = "", *, label: str = "") -> None:
     """Not while there is one with these arguments."""

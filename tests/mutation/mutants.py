@@ -31,6 +31,7 @@ QUEUES = "django_dispatch/dispatcher/queues.py"
 UNIQUE = "django_dispatch/store/postgres_unique.py"
 ADMISSION = "django_dispatch/dispatcher/admission.py"
 LIMITS = "django_dispatch/migrations/0007_limits.py"
+TURNS = "django_dispatch/migrations/0009_fair_key.py"
 SCHEDULES = "django_dispatch/store/postgres_schedules.py"
 RULES = "django_dispatch/schedules.py"
 
@@ -66,6 +67,7 @@ _AGAINST = _store("postgres_races", "TestReclaimAgainstTheDispatcherItself")
 _SWEEPS = _store("postgres_races", "TestSweepsAtTheSameTime")
 _HELD = _store("postgres_races", "TestUnderALongTransaction")
 _ADMIT = _store("admission")
+_FAIR = _store("fairness")
 _TOGETHER = _store("admission", "TestAtTheSameTime")
 _UNIQUE_KEYS = _store("unique_keys")
 _DUPLICATES = ("tests/test_duplicates.py",)
@@ -157,8 +159,9 @@ _OF_STATEMENTS = (
     ("WHERE status = 'READY' AND queue = q.name AND task", "WHERE queue = q.name AND task", _CLAIMS),
     ("AND queue = q.name AND task", "AND task", _CLAIMS),
     (" AND task <> ALL(%(excluded)s::text[])", "", _CLAIMS),
-    ("ORDER BY priority DESC, id LIMIT 10000", "ORDER BY id LIMIT 10000", _CLAIMS),
-    ("ORDER BY priority DESC, id LIMIT 10000", "ORDER BY priority DESC, id DESC LIMIT 10000", _CLAIMS),
+    ("{IN_LINE} LIMIT 10000", "ORDER BY {PLACE} LIMIT 10000", _CLAIMS),
+    ("{IN_LINE} LIMIT 10000", "ORDER BY priority DESC, id DESC LIMIT 10000", _CLAIMS),
+    ("{IN_LINE} LIMIT 10000", "ORDER BY priority DESC, id LIMIT 10000", _FAIR),
     ("LIMIT 10000 FOR NO KEY UPDATE SKIP LOCKED", "LIMIT 10000 FOR NO KEY UPDATE", _AT_ONCE),
     ("LIMIT 10000 FOR NO KEY UPDATE SKIP LOCKED", "LIMIT 10000", _AT_ONCE),
     ("ALL({PAUSED})\n  LIMIT %(limit)s", "ALL({PAUSED})", _CLAIMS),
@@ -180,9 +183,18 @@ _OF_STATEMENTS = (
     ("AND priority < level.priority\n", "\n", _AGES),
     ("WHERE level.priority < level.top\n    AND first", "WHERE first", _AGES),
     ("AND first.due_at < (SELECT clock_timestamp() - %(age)s * interval '1 second')", "", _AGES),
-    ("ORDER BY id LIMIT %(limit)s) AS first", "ORDER BY id) AS first", _AGES),
+    ("ORDER BY {PLACE} LIMIT %(limit)s) AS first", "ORDER BY {PLACE}) AS first", _AGES),
+    ("turn = CASE WHEN r.fair_key IS NOT NULL THEN", "turn = CASE WHEN r.fair_key IS NULL THEN", _FAIR),
     ("THEN true END\n  FOR NO KEY UPDATE SKIP LOCKED", "THEN true END\n  FOR NO KEY UPDATE", _AGES),
     (" AND CASE WHEN status = 'READY' THEN true END", "", _SWEEPS),
+    # turns of runs that come back
+    ("WHEN r.turn IS NOT NULL AND {_WORD} = 'READY' AND", "WHEN false AND", _FAIR),
+    (" AND s.started IS DISTINCT FROM 0\n", "\n", _FAIR),
+    ("WHEN r.turn IS NOT NULL AND {_LOST} = 'READY'", "WHEN false", _FAIR),
+    ("turn = {_ITS_TURN}, ready_at", "ready_at", _FAIR),
+    ('r.queue)", "r.priority", "r.fair_key")', 'r.queue)", "r.priority")', _FAIR),
+    ("WHEN r.places > 0 THEN {next_turn(", "WHEN false THEN {next_turn(", _FAIR),
+    ("WHEN r.on_duplicate NOT IN ('serial', 'queue_one')\n", "WHEN true\n", _FAIR),
     # finish
     (_OURS, _NO_EPOCH, _SETTLEMENTS),
     (_OURS, _NO_LEASE, _SETTLEMENTS),
@@ -390,7 +402,11 @@ _OF_RULES = (
 )
 
 _OF_EXCHANGES = (
-    ("claimed.sort(key=lambda run: (place[run.queue], -run.priority, run.id))", "claimed.reverse()", _CLAIMS),
+    (
+        "claimed.sort(key=lambda run: (order[run.queue], -run.priority, run.place, run.id))",
+        "claimed.reverse()",
+        _CLAIMS,
+    ),
     ("by_answer[row[2]].append", "by_answer[None].append", _BUSY),
     ("by_answer[row[2]].append", "by_answer['busy'].append", _BUSY),
     ("EXCHANGE if settlements else CLAIM", "CLAIM", _SETTLEMENTS),
@@ -421,6 +437,26 @@ _OF_LIMITS = (
     (ADMISSION, "if now >= self._sweep_at:", "if False:",
      (_LIMITED + "TestWhateverBecomesOfTheHolder::test_somebody_ends_it_by_sql",)),
 )  # fmt: skip
+
+_OF_TURNS = (
+    ("RETURN waiting.turn + 2;", "RETURN waiting.turn;", _FAIR),
+    ("IF waiting.fair_key = key THEN", "IF FOUND THEN", _FAIR),
+    ("THEN waiting.turn + 1 + waiting.turn % 2", "THEN waiting.turn", _FAIR),
+    ("THEN waiting.turn + 1 + waiting.turn % 2", "THEN waiting.turn + 1", _FAIR),
+    ("ORDER BY turn LIMIT 1;", "ORDER BY turn DESC LIMIT 1;", _FAIR),
+    ("ELSE run_id * 2 END;", "ELSE 0 END;", _FAIR),
+    ("= line AND priority = level AND fair_key <= key", "= line AND fair_key <= key", _FAIR),
+    ("= line AND priority = level\n", "= line\n", _FAIR),
+    ("COALESCE(blocked_by, queue) = line AND priority = level\n", "priority = level\n", _FAIR),
+    ("COALESCE(blocked_by, queue) = line AND priority = level AND fair_key", "priority = level AND fair_key", _FAIR),
+    ("SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off ", "", _PLANS),
+    ("(NEW.fair_key IS NOT NULL AND NEW.status IN ('READY', 'BLOCKED'))", "(NEW.fair_key IS NOT NULL)", _FAIR),
+    ("OR NEW.on_duplicate NOT IN ('serial', 'queue_one')\n", "OR true\n", _FAIR),
+    ("COALESCE(NEW.blocked_by, NEW.queue), NEW.priority", "NEW.queue, NEW.priority", _FAIR),
+    ('"ORDER BY priority DESC, COALESCE(turn, id * 2) LIMIT")', '"ORDER BY priority DESC, id LIMIT")', _FAIR),
+    ("WHEN r.fair_key IS NULL OR is_queue THEN", "WHEN true THEN", _FAIR),
+    ("r.priority, NULL, r.id) END,", "r.priority, r.fair_key, r.id) END,", _FAIR),
+)
 
 _OF_THE_FENCE = (
     (FENCE, "return halves == _HALVES.unpack(lease) and now_ns() < deadline", "return now_ns() < deadline",
@@ -497,5 +533,6 @@ MUTANTS = (
     *(Mutant(QUEUES, *mutant, ("tests/test_queues.py",)) for mutant in _OF_THE_ORDER),
     *(Mutant(SCHEDULES, *mutant) for mutant in _OF_SCHEDULES),
     *(Mutant(RULES, *mutant) for mutant in _OF_RULES),
+    *(Mutant(TURNS, *mutant) for mutant in _OF_TURNS),
     *(Mutant(*mutant) for mutant in _OF_THE_FENCE + _OF_THE_CLAIMS + _OF_LIMITS + _OF_QUEUES),
 )

@@ -24,6 +24,7 @@ FOREIGN = "an outcome with the right epoch comes under a lease that is not the r
 BUSY = "an outcome's run is held by a transaction"
 CLAIM_WITHOUT_LEASE = "a claim comes under a lease that is not live, while there are READY runs"
 FULL = "a key has as many runs READY and RUNNING as it may"
+IN_TURNS = "a run has a turn that is not that of its id, because of others of fair keys"
 LATE = "a run is too late that was never started"
 SWEEP_BESIDE_LIVE = "a sweep comes while runs run under live leases"
 
@@ -74,11 +75,15 @@ class Machine(RuleBasedStateMachine):
         ready = {run.id for run in self.expected.of_status("READY")}
         refused, busy, cancelled = self.expected.finish(lease, batch, locked=held)
         released = {run.id for run in self.expected.of_status("READY")} - ready
-        claimed = self.expected.claim(lease, queues, limit, locked={*released, *held})  # it sees what was READY before
+        found = [run.id for run in exchange.claimed]
+        # It sees what was READY before.
+        claimed = self.expected.claim(lease, queues, limit, locked={*released, *held}, claimed=found)
+        self.expected.line_up_returned()
         assert sorted(exchange.refused) == sorted(refused)
         assert sorted(exchange.busy) == sorted(busy)
         assert sorted(exchange.cancelled) == sorted(cancelled)
-        assert [(run.id, run.epoch) for run in exchange.claimed] == claimed
+        assert sorted((run.id, run.epoch) for run in exchange.claimed) == sorted(claimed)
+        assert found == sorted(found, key=[run_id for run_id, _ in claimed].index)
         self.seen[BUSY] += bool(busy)
         return claimed, busy
 
@@ -126,6 +131,11 @@ class Machine(RuleBasedStateMachine):
         )
         expected = self.expected.reclaim(grace=GRACE, dead=dead or [], locked=locked or [])
         assert sorted((run.run_id, run.status, run.lease_id) for run in reclaimed) == expected
+        # In which order runs were lost, the database alone knows.
+        turns = dict(Run.objects.filter(status="READY").values_list("pk", "turn"))
+        for run_id, status, _ in expected:
+            if status == "READY":
+                self.expected.runs[run_id].turn = turns[run_id]
 
     # what always holds
 
@@ -137,6 +147,7 @@ class Machine(RuleBasedStateMachine):
                 *(run.id, run.status, run.lease, run.epoch, run.attempt, run.failures, run.interruptions),
                 *(run.is_cancel_requested, run.status == "SCHEDULED", run.status in FINAL),
                 *(run.progress, run.result, run.errors, run.places),
+                run.turn if run.status in ("READY", "BLOCKED") else None,
             )
             for _, run in sorted(self.expected.runs.items())
         ]
@@ -173,4 +184,5 @@ def _facts_of(row: dict[str, Any]) -> tuple[Any, ...]:
         *(row["id"], row["status"], row["lease_id"], row["epoch"], row["attempt"], row["failures"]),
         *(row["interruptions"], row["cancel_requested_at"] is not None, row["run_after"] is not None),
         *(row["finished_at"] is not None, progress, result, len(row["errors"]), row["places"]),
+        row["turn"] if row["status"] in ("READY", "BLOCKED") else None,
     )

@@ -23,6 +23,7 @@ class ExpectedRun:
     failures: int = 0
     interruptions: int = 0
     places: int = 0
+    turn: int | None = None
     is_cancel_requested: bool = False
     is_due: bool = False
     """Whether the time of a SCHEDULED run has come."""
@@ -36,6 +37,16 @@ class ExpectedRun:
     def has_expired(self) -> bool:
         return self.is_late and not self.attempt
 
+    @property
+    def place(self) -> int:
+        """Where it stands among those of its priority."""
+        return 2 * self.id if self.turn is None else self.turn
+
+    @property
+    def line(self) -> str | None:
+        """The line in which it waits."""
+        return self.new.concurrency_key if self.status == "BLOCKED" else self.new.queue
+
 
 @dataclass
 class Tables:
@@ -43,6 +54,39 @@ class Tables:
 
     runs: dict[int, ExpectedRun] = field(default_factory=dict)
     leases: dict[UUID, int] = field(default_factory=dict)
+    returned: list[ExpectedRun] = field(default_factory=list)
+    """Runs that an exchange gave back after their start, whose turns are not known until it has claimed."""
+
+    def add(self, run: ExpectedRun) -> None:
+        """It comes into its line."""
+        self.line_up(run)
+        self.runs[run.id] = run
+
+    def line_up(self, run: ExpectedRun, *, key: str | None = None) -> None:
+        """Give it its turn there; ``key`` None: by its own, "": as if no other of its key waited."""
+        key = run.new.fair_key if key is None else key
+        if run.new.fair_key is None or run.status not in ("READY", "BLOCKED"):
+            return
+        if run.status == "BLOCKED" and run.new.on_duplicate == "serial":
+            run.turn = None
+            return
+        waiting = [
+            (one.new.fair_key, one.turn)
+            for one in self.of_status("READY", "BLOCKED")
+            if one is not run and one.turn is not None
+            if (one.line, one.new.priority) == (run.line, run.new.priority)
+        ]
+        of_key = [turn for its_key, turn in waiting if its_key == key]
+        following = min((turn for _, turn in waiting), default=None)
+        if of_key:
+            run.turn = max(of_key) + 2
+        else:
+            run.turn = 2 * run.id if following is None else following + 1 + following % 2
+
+    def line_up_returned(self) -> None:
+        for run in sorted(self.returned, key=lambda run: run.id):
+            self.line_up(run, key="")
+        self.returned.clear()
 
     def of_status(self, *statuses: str) -> list[ExpectedRun]:
         return [run for run in self.runs.values() if run.status in statuses]
@@ -59,21 +103,32 @@ class Tables:
         return sorted((run.id, run.epoch) for run in self.runs.values() if run.lease == lease)
 
     def claim(
-        self, lease: UUID, queues: Sequence[str], limit: int, *, locked: Collection[int] = ()
+        self,
+        lease: UUID,
+        queues: Sequence[str],
+        limit: int,
+        *,
+        locked: Collection[int] = (),
+        claimed: Sequence[int] = (),
     ) -> list[tuple[int, int]]:
-        """Best first: by queue, then priority, then id; nothing without a live lease."""
+        """Best first: by queue, then priority, then turn or id; nothing without a live lease.
+
+        Who is first of two whose turn it is, is for the database to say, which has ``claimed`` these.
+        """
         ready = [
             run
             for run in self.of_status("READY")
             if run.new.queue in queues and run.id not in locked and not run.has_expired
         ]
-        ready.sort(key=lambda run: (queues.index(run.new.queue), -run.new.priority, run.id))
-        claimed = ready[:limit] if self.is_live(lease) else []
-        for run in claimed:
+        ready.sort(
+            key=lambda run: (queues.index(run.new.queue), -run.new.priority, run.place, run.id not in claimed, run.id)
+        )
+        best = ready[:limit] if self.is_live(lease) else []
+        for run in best:
             run.status, run.lease = "RUNNING", lease
             run.epoch += 1
             run.attempt += 1
-        return [(run.id, run.epoch) for run in claimed]
+        return [(run.id, run.epoch) for run in best]
 
     def finish(
         self, lease: UUID, settlements: Sequence[Settlement], *, locked: Collection[int] = ()
@@ -94,6 +149,8 @@ class Tables:
                 if is_again and run.is_cancel_requested:
                     cancelled.append(run.id)
                 self._leave(run, "CANCELLED" if run.id in cancelled else s.status)
+                if run.status == "READY" and s.was_started and run.turn is not None:
+                    self.returned.append(run)
         return refused, busy, cancelled
 
     def reclaim(
@@ -115,19 +172,22 @@ class Tables:
         for run in due:
             has_to_wait = run.new.concurrency_key is not None and not run.places
             run.status, run.is_due = "BLOCKED" if has_to_wait else "READY", False
+            self.line_up(run, key="" if run.places else None)
         return {run.new.queue for run in due if run.status == "READY"}
 
-    def admit(self, key: str, limit: int, most: int) -> set[str]:
-        """As many as there is room for, best first."""
+    def admit(self, key: str, limit: int, most: int, *, admitted: Collection[int]) -> set[str]:
+        """As many as there is room for, best first; of those whose turn it is, which were ``admitted``."""
         of_key = [run for run in self.runs.values() if run.new.concurrency_key == key]
         taken = sum(run.places > 0 and run.status not in FINAL for run in of_key)
         waiting = sorted(
-            (run for run in of_key if run.status == "BLOCKED"), key=lambda run: (-run.new.priority, run.id)
+            (run for run in of_key if run.status == "BLOCKED"),
+            key=lambda run: (-run.new.priority, run.place, run.id not in admitted, run.id),
         )
-        admitted = waiting[: max(0, min(most, limit - taken))]
-        for run in admitted:
+        best = waiting[: max(0, min(most, limit - taken))]
+        for run in sorted(best, key=lambda run: run.id):
             run.status, run.places = "READY", 1
-        return {run.new.queue for run in admitted}
+            self.line_up(run, key="")
+        return {run.new.queue for run in best}
 
     def expire(self) -> int:
         expired = [run for run in self.of_status("SCHEDULED", "READY", "BLOCKED") if run.has_expired]
@@ -154,7 +214,7 @@ class Tables:
 
     def rerun(self, run_id: int, new_id: int) -> None:
         new = self.runs[run_id].new._replace(delay_seconds=None)
-        self.runs[new_id] = ExpectedRun(new_id, new, "READY" if new.concurrency_key is None else "BLOCKED")
+        self.add(ExpectedRun(new_id, new, "READY" if new.concurrency_key is None else "BLOCKED"))
 
     def _lose(self, run: ExpectedRun) -> None:
         run.interruptions += 1

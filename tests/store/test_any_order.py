@@ -36,6 +36,7 @@ from .machine import (
     FOREIGN,
     FULL,
     GRACE,
+    IN_TURNS,
     LATE,
     SWEEP_BESIDE_LIVE,
     Machine,
@@ -78,6 +79,7 @@ ENOUGH = {
     FULL: 100,
     SWEEP_BESIDE_LIVE: 30,
     LATE: 30,
+    IN_TURNS: 30,
 }
 
 
@@ -106,7 +108,8 @@ class AnyOrder(Machine):
             for recorded, one in zip(many, new, strict=True):
                 due = "READY" if one.concurrency_key is None else "BLOCKED"
                 assert recorded.status == (due if one.delay_seconds is None else "SCHEDULED")
-                self.expected.runs[recorded.id] = ExpectedRun(recorded.id, one, recorded.status)
+                self.expected.add(ExpectedRun(recorded.id, one, recorded.status))
+                self.seen[IN_TURNS] += self.expected.runs[recorded.id].place != 2 * recorded.id
 
     @precondition(lambda self: self.expected.runs)
     @rule(data=st.data())
@@ -294,7 +297,8 @@ class AnyOrder(Machine):
             postgres_enqueue.cancel("default", [cancelled])
             claimed = me.store.exchange(me.lease, [], queues=queues, limit=2).claimed
             transaction.set_rollback(not does_commit)
-        tokens = self.expected.claim(me.lease, queues, 2, locked=[cancelled])
+        found = [run.id for run in claimed]
+        tokens = self.expected.claim(me.lease, queues, 2, locked=[cancelled], claimed=found)
         assert [(run.id, run.epoch) for run in claimed] == tokens
         me.claimed += tokens
         if does_commit:
@@ -354,7 +358,8 @@ class AnyOrder(Machine):
     @rule(d=dispatchers, key=st.sampled_from(sorted(KEYS)), most=st.sampled_from([1, 100]))
     def admit(self, d: int, key: str, most: int) -> None:
         admitted = self.dispatchers[d].store.admit([key], most=most, queue_limits="{}")
-        assert set(admitted.queues) == self.expected.admit(key, KEYS[key], most)
+        found = Run.objects.filter(status="READY", concurrency_key=key).values_list("pk", flat=True)
+        assert set(admitted.queues) == self.expected.admit(key, KEYS[key], most, admitted=found)
 
     @rule(d=dispatchers, status=st.sampled_from(FINAL))
     def prune(self, d: int, status: str) -> None:

@@ -18,6 +18,7 @@ from .test_postgres_plans import (
     BLOCKED,
     BOUNDED,
     CLAIM,
+    FAIR,
     FEW,
     FOR_NOBODY,
     KEY,
@@ -103,7 +104,15 @@ def old_sessions(
             in_a_transaction_that_is_rolled_back(sessions.store, call)
         for _ in range(2):
             assert sessions.exchange(OTHER_OUTCOME, queues=["bulk"], limit=0).refused == [0]
-        later = [BLOCKED, ready(MANY_ROWS), scheduled(MANY_ROWS), finished(MANY_ROWS), kept(MANY_ROWS), FOR_NOBODY]
+        later = [
+            BLOCKED,
+            FAIR,
+            ready(MANY_ROWS),
+            scheduled(MANY_ROWS),
+            finished(MANY_ROWS),
+            kept(MANY_ROWS),
+            FOR_NOBODY,
+        ]
         for statement in later if RUNNING in small else [RUNNING, *later]:
             connection.execute(statement.encode())
         yield sessions

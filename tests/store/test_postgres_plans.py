@@ -91,6 +91,10 @@ FROM generate_series(1, 3000) AS n
 UNION ALL SELECT 'shop.add', 'app', 'RUNNING', 'held', 0, 'hot', 5, NULL, 1 + n % 2, '{UUID(int=4)}'
 FROM generate_series(1, 3) AS n
 """
+FAIR = f"""
+INSERT INTO django_dispatch_run (task, source, queue, fair_key, turn)
+SELECT 'shop.add', 'app', 'fair', 'tenant ' || n % 2, n * 2 FROM generate_series(1, {WAITING}) AS n
+"""
 RUNNING = f"""
 INSERT INTO django_dispatch_run (task, source, status, lease_id, epoch, attempt, started_at, cancel_requested_at)
 SELECT 'shop.add', 'app', 'RUNNING', lease, 1, 1, now(), CASE WHEN n = 1 THEN now() END
@@ -103,6 +107,7 @@ VALUES ('{LIVE}', 'here', 'infinity'), ('{EXPIRED}', 'here', '-infinity'), ('{UU
 """
 
 
+TELL_NESTED = "SET LOCAL auto_explain.log_nested_statements = on"
 TELL_PLANS = [
     "SET auto_explain.log_min_duration = 0",
     "SET auto_explain.log_analyze = on",
@@ -170,6 +175,7 @@ def large_database(django_db_modify_db_settings: None, django_db_blocker: Any) -
             ready(READY),
             scheduled(SCHEDULED),
             BLOCKED,
+            FAIR,
             RUNNING,
             LEASES,
             FOR_NOBODY,
@@ -208,21 +214,45 @@ def claim(store: PostgresStore, **options: Any) -> int:
 
 def admit(store: PostgresStore, *keys: str) -> int:
     """Return how many were admitted."""
-    store.session.execute("SET LOCAL auto_explain.log_nested_statements = on")
+    store.session.execute(TELL_NESTED)
     limits = json.dumps({"held": {"concurrency": 10}}) if keys[0].startswith("queue:") else "{}"
     store.admit(keys, most=100, queue_limits=limits)
     ready = "SELECT count(*) FROM django_dispatch_run WHERE status = 'READY' AND queue = 'held'"
     return int(store.session.execute(ready).fetchall()[0][0])
 
 
+def turn(store: PostgresStore, key: str | None, line: str = "fair") -> int:
+    store.session.execute(TELL_NESTED)
+    params = {"line": line, "key": key}
+    found = store.session.execute("SELECT django_dispatch_turn(%(line)s, 0::smallint, %(key)s::text, 1)", params)
+    return int(found.fetchall()[0][0])
+
+
 # name: the indexes that it may read runs by, the call, and what it must return to have done its work
 BLOCKED_INDEX = "dispatch_run_blocked"
 CLAIM, LEASE, KEY = "dispatch_run_claim", "dispatch_run_lease", "django_dispatch_run_pkey"
 PLACES = {BLOCKED_INDEX, "dispatch_run_key_places", "dispatch_run_queue_places", CLAIM, KEY}
-BOUNDED = {"backlogs": 75_000}  # 10,000 rows of each of the large queues, and all of the small ones
+TURNS = {"dispatch_run_turns", "dispatch_run_fair"}
+BOUNDED = {
+    "backlogs": 75_000,  # 10,000 rows of each of the large queues, and all of the small ones
+    "a turn of a key that waits": 1,
+    "a turn of a key of which none waits": 1,
+}
 VERBS: dict[str, tuple[set[str], Callable[[PostgresStore], object], object]] = {
     "claim": ({CLAIM, KEY}, claim, 100),
     "claim without some tasks": ({CLAIM, KEY}, lambda store: claim(store, excluded_tasks=["shop.slow"]), 100),
+    "claim in turns": (
+        {CLAIM, KEY},
+        lambda store: len(store.exchange(LIVE, [], queues=["fair"], limit=100).claimed),
+        100,
+    ),
+    "a turn of a key that waits": (TURNS, lambda store: turn(store, "tenant 1") > WAITING, True),
+    "a turn of a key of which none waits": (
+        TURNS,
+        lambda store: 1 < turn(store, "tenant 2") == turn(store, None),
+        True,
+    ),
+    "a turn in an empty line": (TURNS, lambda store: turn(store, "tenant 1", "none"), 2),
     "finish": ({KEY}, lambda store: store.exchange(LIVE, outcomes(), queues=[], limit=0).refused, []),
     "finish what is not ours": (
         {KEY},
@@ -281,7 +311,7 @@ VERBS: dict[str, tuple[set[str], Callable[[PostgresStore], object], object]] = {
     ),
     "cancel what is for nobody": ({CLAIM, KEY}, lambda store: store.cancel_unreachable(), 1),
     "age": ({CLAIM, KEY}, lambda store: store.age(age_seconds=0.0, limit=2), 2 * 27 * 10),
-    "ready queues": ({CLAIM}, lambda store: len(store.ready_queues()), 28),
+    "ready queues": ({CLAIM}, lambda store: len(store.ready_queues()), 29),
     "backlogs": ({CLAIM}, lambda store: max((one.ready for one in store.backlogs()), default=0), 10_000),
     "neighbours": (set(), lambda store: len(store.neighbours(host="here", besides=LIVE)), 1),
 }
@@ -313,6 +343,7 @@ CALLS: dict[str, tuple[set[str], Callable[[list[int]], object]]] = {
     ),
     "enqueue many": (set(), lambda held: postgres_enqueue.enqueue_many(ALIAS, [NewRun("shop.add")] * 500)),
     "cancel": ({KEY}, lambda held: postgres_enqueue.cancel(ALIAS, [*held, 1, FINISHED + 1, FINISHED + READY + 1])),
+    "enqueue with a fair key": (set(), lambda held: postgres_enqueue.enqueue(ALIAS, NewRun("shop.add", fair_key="a"))),
     "rerun": ({KEY}, lambda held: postgres_enqueue.rerun(ALIAS, 1)),
 }
 

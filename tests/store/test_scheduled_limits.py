@@ -12,7 +12,7 @@ from django_dispatch.models import Run, Schedule
 from django_dispatch.store.base import Store
 from django_dispatch.store.values import NewRun
 
-from .tables import LONG_AGO, acquire, add_run, add_running, finish, seconds_from_now, stored, success
+from .tables import LONG_AGO, acquire, add_run, add_running, claim, finish, seconds_from_now, stored, success
 from .test_schedules import NEXT, SLOT, a_schedule, firing, now_as, see
 
 AT_KEY = {"concurrency_key": "key:k", "concurrency_limit": 1}
@@ -36,6 +36,15 @@ def test_an_occurrence_waits_at_its_key(store: Store) -> None:
     assert {(run.rate_amount, run.rate_seconds) for run in runs} == {(5, 1.0)}
     assert (fired.blocked_by, sorted(fired.run_ids)) == ("key:k", sorted(run.pk for run in runs))
     assert 50 < seconds_from_now("expires_at", fired.run_ids[0]) <= 60
+
+
+def test_it_takes_its_turn(store: Store) -> None:
+    for _ in range(3):
+        add_run(fair_key="a")
+    a_schedule()
+    fired = fire(store, fair_key="b")
+    assert stored(fired.run_ids[0]).fair_key == "b"
+    assert [stored(run.id).fair_key for run in claim(store, acquire(store), limit=2)] == ["a", "b"]
 
 
 def test_in_a_queue_with_a_limit_it_waits_there(store: Store) -> None:

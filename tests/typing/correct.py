@@ -62,7 +62,7 @@ def audit() -> None: ...
 def sync_tenant(tenant: int) -> None: ...
 
 
-@task(bind=True, on_duplicate="serial", key=lambda account: f"account-{account}")
+@task(bind=True, on_duplicate="serial", key=lambda account: f"account-{account}", fair_key="{account}")
 def book(context: TaskContext, account: int) -> None: ...
 
 
@@ -133,7 +133,7 @@ async def use() -> None:
     assert_type(await add.aapply_async([1], run_after=datetime(2040, 1, 1)), Run)
     assert_type(add.delay_many([(1,), Call((2,), {"label": "x"})], queue="bulk"), Sequence[Run])
     assert_type(await add.adelay_many([(1,)], timeout=timedelta(seconds=1)), Sequence[Run])
-    assert_type(sync_tenant.apply_async((1,), key="t", idempotency_key="order-7").is_duplicate, bool)
+    assert_type(sync_tenant.apply_async((1,), key="t", fair_key="f", idempotency_key="order-7").is_duplicate, bool)
     book.delay(7)
 
     assert_type(poll.apply_async((1,), expires=datetime(2040, 1, 1)), Run)
