@@ -68,6 +68,7 @@ _SWEEPS = _store("postgres_races", "TestSweepsAtTheSameTime")
 _HELD = _store("postgres_races", "TestUnderALongTransaction")
 _ADMIT = _store("admission")
 _FAIR = _store("fairness")
+_OLD_SESSION = _store("postgres_old_plans", "test_a_caller_whose_session_is_as_old_reads_one_row_for_a_turn")
 _TOGETHER = _store("admission", "TestAtTheSameTime")
 _UNIQUE_KEYS = _store("unique_keys")
 _DUPLICATES = ("tests/test_duplicates.py",)
@@ -449,7 +450,7 @@ _OF_TURNS = (
     ("= line AND priority = level\n", "= line\n", _FAIR),
     ("COALESCE(blocked_by, queue) = line AND priority = level\n", "priority = level\n", _FAIR),
     ("COALESCE(blocked_by, queue) = line AND priority = level AND fair_key", "priority = level AND fair_key", _FAIR),
-    ("SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off ", "", _PLANS),
+    ("SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off ", "", _OLD_SESSION),
     ("(NEW.fair_key IS NOT NULL AND NEW.status IN ('READY', 'BLOCKED'))", "(NEW.fair_key IS NOT NULL)", _FAIR),
     ("OR NEW.on_duplicate NOT IN ('serial', 'queue_one')\n", "OR true\n", _FAIR),
     ("COALESCE(NEW.blocked_by, NEW.queue), NEW.priority", "NEW.queue, NEW.priority", _FAIR),
