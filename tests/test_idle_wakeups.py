@@ -114,7 +114,9 @@ class TestPlainSql:
         self, sql: psycopg.Connection[Any], ear: Ear
     ) -> None:
         add_waiter("q1")
-        sql.execute("INSERT INTO django_dispatch_run (task, queue) SELECT 't', 'q' || n % 2 FROM generate_series(1, 9) n")
+        sql.execute(
+            "INSERT INTO django_dispatch_run (task, queue) SELECT 't', 'q' || n % 2 FROM generate_series(1, 9) n"
+        )
         assert "ready:q1" in ear.heard()
 
     @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
@@ -156,41 +158,39 @@ def _is_blocked(sql: psycopg.Connection[Any], role: str) -> bool:
     return bool(sql.execute(seen, [f"django_dispatch {role}"]).fetchall())
 
 
-class TestWhoCannotSee:
-    def test_who_may_only_insert_enqueues_and_notifies(self, sql: psycopg.Connection[Any], ear: Ear) -> None:
-        add_waiter("*", is_waiting=False)
-        role = f"inserter_{uuid4().hex[:8]}"
-        sql.execute(f"CREATE ROLE {role}".encode())
-        try:
-            sql.execute(f"GRANT INSERT ON django_dispatch_run TO {role}".encode())
-            sql.execute(f"SET ROLE {role}".encode())
-            sql.execute(INSERT.format("a").encode())
-            assert ear.heard() == ["ready:a"]
-            sql.execute("RESET ROLE")
-            sql.execute(f"GRANT SELECT ON django_dispatch_waiter TO {role}".encode())
-            sql.execute(f"SET ROLE {role}".encode())
-            sql.execute(INSERT.format("a").encode())
-            assert ear.heard() == []
-        finally:
-            sql.execute("RESET ROLE")
-            sql.execute(f"DROP OWNED BY {role}".encode())
-            sql.execute(f"DROP ROLE {role}".encode())
+def test_who_may_only_insert_enqueues_and_notifies(sql: psycopg.Connection[Any], ear: Ear) -> None:
+    add_waiter("*", is_waiting=False)
+    role = f"inserter_{uuid4().hex[:8]}"
+    sql.execute(f"CREATE ROLE {role}".encode())
+    try:
+        sql.execute(f"GRANT INSERT ON django_dispatch_run TO {role}".encode())
+        sql.execute(f"SET ROLE {role}".encode())
+        sql.execute(INSERT.format("a").encode())
+        assert ear.heard() == ["ready:a"]
+        sql.execute("RESET ROLE")
+        sql.execute(f"GRANT SELECT ON django_dispatch_waiter TO {role}".encode())
+        sql.execute(f"SET ROLE {role}".encode())
+        sql.execute(INSERT.format("a").encode())
+        assert ear.heard() == []
+    finally:
+        sql.execute("RESET ROLE")
+        sql.execute(f"DROP OWNED BY {role}".encode())
+        sql.execute(f"DROP ROLE {role}".encode())
 
-    @pytest.mark.parametrize("path", ["pg_catalog", "elsewhere, pg_catalog"])
-    def test_who_has_another_search_path_enqueues_and_notifies(
-        self, sql: psycopg.Connection[Any], ear: Ear, path: str
-    ) -> None:
-        add_waiter("*", is_waiting=False)
-        ((schema,),) = sql.execute("SELECT current_schema()").fetchall()
-        sql.execute("CREATE SCHEMA elsewhere")
-        try:
-            sql.execute("CREATE TABLE elsewhere.django_dispatch_waiter (LIKE django_dispatch_waiter INCLUDING ALL)")
-            sql.execute("INSERT INTO elsewhere.django_dispatch_waiter VALUES (gen_random_uuid(), '[]', false)")
-            sql.execute(f"SET search_path = {path}".encode())
-            sql.execute(INSERT.replace("django_", f"{schema}.django_", 1).format("a").encode())
-            assert ear.heard() == ["ready:a"]
-        finally:
-            sql.execute("DROP SCHEMA elsewhere CASCADE")
+
+@pytest.mark.parametrize("path", ["pg_catalog", "elsewhere, pg_catalog"])
+def test_who_has_another_search_path_enqueues_and_notifies(sql: psycopg.Connection[Any], ear: Ear, path: str) -> None:
+    add_waiter("*", is_waiting=False)
+    ((schema,),) = sql.execute("SELECT current_schema()").fetchall()
+    sql.execute("CREATE SCHEMA elsewhere")
+    try:
+        sql.execute("CREATE TABLE elsewhere.django_dispatch_waiter (LIKE django_dispatch_waiter INCLUDING ALL)")
+        sql.execute("INSERT INTO elsewhere.django_dispatch_waiter VALUES (gen_random_uuid(), '[]', false)")
+        sql.execute(f"SET search_path = {path}".encode())
+        sql.execute(INSERT.replace("django_", f"{schema}.django_", 1).format("a").encode())
+        assert ear.heard() == ["ready:a"]
+    finally:
+        sql.execute("DROP SCHEMA elsewhere CASCADE")
 
 
 @pytest.mark.parametrize("patterns", PATTERNS, ids=" ".join)
@@ -211,9 +211,7 @@ class TestOurDoors:
         assert ear.heard() == []
         assert Run.objects.count() == 7
 
-    def test_while_somebody_waits_each_door_does(
-        self, settings: Any, sql: psycopg.Connection[Any], ear: Ear
-    ) -> None:
+    def test_while_somebody_waits_each_door_does(self, settings: Any, sql: psycopg.Connection[Any], ear: Ear) -> None:
         settings.DISPATCH = {"NOTIFY": "idle"}
         add_waiter("a")
         by_all_doors(sql, "a")
@@ -252,9 +250,7 @@ class TestOurDoors:
         work.apply_async(countdown=60)
         assert ear.heard() == (["scheduled:default"] if mode == "idle" else [])
 
-    def test_always_asks_nobody(
-        self, settings: Any, ear: Ear, django_assert_num_queries: Callable[[int], Any]
-    ) -> None:
+    def test_always_asks_nobody(self, settings: Any, ear: Ear, django_assert_num_queries: Callable[[int], Any]) -> None:
         settings.DISPATCH = {}
         add_waiter("*", is_waiting=False)
         with django_assert_num_queries(1) as captured:

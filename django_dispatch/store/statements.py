@@ -45,7 +45,7 @@ SELECT id FROM surrendered
 # The wait for wakeups: the word is committed before the mark is drawn, see IS_AWAITED in the migrations.
 SAY_WAITING = f"""
 INSERT INTO {WAITER} AS w (lease_id, queues, is_waiting)
-SELECT id, %(queues)s, %(is_waiting)s FROM {LEASE} WHERE id = %(id)s AND expires_at > clock_timestamp()
+SELECT l.id, %(queues)s, %(is_waiting)s FROM {LEASE} AS l WHERE l.id = %(id)s AND l.expires_at > clock_timestamp()
 ON CONFLICT (lease_id) DO UPDATE SET queues = excluded.queues, is_waiting = excluded.is_waiting
 """
 
