@@ -63,10 +63,10 @@ def enqueue_statement(columns: tuple[str, ...]) -> str:
 # The wakeup rides in the same commit, which saves a round trip, through the gate that the table's trigger uses too:
 # the lock that a notifying commit takes over the whole instance is wanted by one transaction of ours at a time.
 WAKE = """,
-  CASE {unless} WHEN pg_try_advisory_xact_lock(hashtext('django_dispatch'), hashtext(current_schema()))
+  CASE WHEN pg_try_advisory_xact_lock(hashtext('django_dispatch'), hashtext(current_schema()))
   THEN pg_notify(%s, %s)::text IS NOT NULL ELSE false END
 """
-UNLESS_UNAWAITED = "WHEN NOT django_dispatch_is_awaited(%s::text) THEN true"
+WAKE_IF_AWAITED = WAKE.replace("CASE", "CASE WHEN NOT django_dispatch_is_awaited(%s::text) THEN true")
 TOO_MANY_NOTIFICATIONS = "54000"
 
 # The clock is read once, so that status and run_after agree, and every run of a chunk is due at the same moment.
@@ -178,7 +178,7 @@ def enqueue_and_wake(
     PostgreSQL refuses a commit that notifies while its queue of notifications is full: then the run goes in alone.
     """
     values = _values(new)
-    wake = WAKE.format(unless=UNLESS_UNAWAITED if awaited else "")
+    wake = WAKE_IF_AWAITED if awaited else WAKE
     try:
         with connections[using].cursor() as cursor:
             cursor.execute(enqueue_statement(tuple(values)) + wake, [*values.values(), *awaited, channel, payload])

@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from django_dispatch.control import ask
 from django_dispatch.models import Run, Waiter
 from tests.kit import tasks
 from tests.kit.dispatchers import Dispatcher
@@ -98,6 +99,7 @@ def test_nobody_is_told_of_what_is_enqueued_while_all_are_busy(
 ) -> None:
     ready(kit)
     held = occupy(kit)
+    assert not ask("producers", timeout=20).answers[0]["listener"]["is_told"]
     ear.heard()
     runs = [insert(kit.sql), tasks.note.delay(), *tasks.note.delay_many([()] * 3), insert(writer)]
     writer.commit()
@@ -108,6 +110,7 @@ def test_nobody_is_told_of_what_is_enqueued_while_all_are_busy(
 
 def test_a_dispatcher_that_has_little_to_do_writes_nothing_and_is_told_of_each_run(kit: Kit, ear: Ear) -> None:
     ready(kit)
+    wait_for(lambda: ask("producers", timeout=20).answers[0]["listener"]["is_told"], what="one that is told of runs")
     before = version(kit)
     for enqueue in (lambda: insert(kit.sql), tasks.note.delay) * 5:
         enqueue_one: Callable[[], Run] = enqueue

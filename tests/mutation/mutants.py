@@ -463,7 +463,7 @@ _OF_WAITING = (
     (SENDING, '(settings.notify != "off" or', "(True or", _WHO_NOTIFIES),
     (SENDING, 'if conf.current().notify != "idle" or', "if", _WHO_NOTIFIES),
     (SENDING, "WHERE django_dispatch_is_awaited(%s::text)", "WHERE %s::text = ANY(ARRAY['a'])", _WHO_NOTIFIES),
-    (ENQUEUE, "WHEN NOT django_dispatch_is_awaited(%s::text) THEN", "WHEN %s::text = '' THEN", _WHO_NOTIFIES),
+    (ENQUEUE, "WHEN NOT django_dispatch_is_awaited(%s::text) THEN true", "WHEN %s::text = '' THEN true", _WHO_NOTIFIES),
 )  # fmt: skip
 _OF_THE_FENCE = (
     (FENCE, "return halves == _HALVES.unpack(lease) and now_ns() < deadline", "return now_ns() < deadline",
