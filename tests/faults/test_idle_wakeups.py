@@ -44,6 +44,12 @@ def wait_until_waiting(*, is_it: bool = True) -> None:
     wait_for(lambda: is_waiting() == [is_it], what=f"a dispatcher that says {is_it}")
 
 
+def is_told() -> bool:
+    """Return whether the one dispatcher takes it that it will be told of each run."""
+    (answer,) = ask("producers", timeout=20).answers
+    return bool(answer["listener"]["is_told"])
+
+
 def version(kit: Kit) -> Any:
     """Return what changes with every write of the row."""
     return kit.sql.execute("SELECT lease_id, xmin::text, ctid::text FROM django_dispatch_waiter").fetchall()
@@ -88,10 +94,12 @@ def test_a_run_that_was_written_before_we_waited_and_committed_after_is_found(
     kit.gate.open("held")
     wait_until_final(held)
     wait_until_waiting()
+    assert not is_told(), "while that transaction is open"
     writer.commit()
     (run,) = wait_until_final(run, seconds=25)
     assert run.status == "SUCCESSFUL"
     assert not [payload for payload in ear.heard() if payload.startswith("ready:")]
+    wait_for(is_told, what="a dispatcher that has nothing more to look for")
 
 
 def test_nobody_is_told_of_what_is_enqueued_while_all_are_busy(
@@ -99,7 +107,7 @@ def test_nobody_is_told_of_what_is_enqueued_while_all_are_busy(
 ) -> None:
     ready(kit)
     held = occupy(kit)
-    assert not ask("producers", timeout=20).answers[0]["listener"]["is_told"]
+    assert not is_told()
     ear.heard()
     runs = [insert(kit.sql), tasks.note.delay(), *tasks.note.delay_many([()] * 3), insert(writer)]
     writer.commit()
@@ -110,7 +118,7 @@ def test_nobody_is_told_of_what_is_enqueued_while_all_are_busy(
 
 def test_a_dispatcher_that_has_little_to_do_writes_nothing_and_is_told_of_each_run(kit: Kit, ear: Ear) -> None:
     ready(kit)
-    wait_for(lambda: ask("producers", timeout=20).answers[0]["listener"]["is_told"], what="one that is told of runs")
+    wait_for(is_told, what="a dispatcher that is told of runs")
     before = version(kit)
     for enqueue in (lambda: insert(kit.sql), tasks.note.delay) * 5:
         enqueue_one: Callable[[], Run] = enqueue
