@@ -96,6 +96,7 @@ _DECLARES = _store("schedules", "TestDeclare")
 _RULES = ("tests/test_schedules.py",)
 _STEERING = ("tests/test_steering.py",)
 _WAITING = _store("waiting")
+_MARKS = _store("postgres_waiting")
 _WHO_NOTIFIES = ("tests/test_idle_wakeups.py",)
 _NOTIFIES_ALWAYS = (*_WHO_NOTIFIES, "tests/test_migrations.py::TestPlainSql")
 _IDLE_WAKEUPS = "tests/faults/test_idle_wakeups.py::"
@@ -159,9 +160,9 @@ _OF_STATEMENTS = (
     ("w.lease_id = ANY(ARRAY(SELECT id FROM expired)) OR", "", _WAITING),
     (" OR NOT EXISTS (SELECT FROM {LEASE} AS l WHERE l.id = w.lease_id)", "", _WAITING),
     ("l.id = %(id)s AND l.expires_at > clock_timestamp()", "l.id = %(id)s", _WAITING),
-    ("pg_current_xact_id()::text::bigint", "pg_snapshot_xmax(pg_current_snapshot())::text::bigint", _WAITING),
+    ("pg_current_xact_id()::text::bigint", "pg_snapshot_xmax(pg_current_snapshot())::text::bigint", _MARKS),
     ("pg_snapshot_xmin(pg_current_snapshot())::text::bigint >= %(mark)s",
-     "pg_snapshot_xmax(pg_current_snapshot())::text::bigint >= %(mark)s", _WAITING),
+     "pg_snapshot_xmax(pg_current_snapshot())::text::bigint >= %(mark)s", _MARKS),
     # renew and surrender
     ("WHERE id = %(id)s AND expires_at > clock_timestamp()", "WHERE id = %(id)s", _LEASES),
     ("WHERE id = %(id)s AND expires_at > clock_timestamp()", "WHERE expires_at > clock_timestamp()", _LEASES),

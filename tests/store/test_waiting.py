@@ -1,37 +1,17 @@
-"""The wait for wakeups: a dispatcher's word lives as long as its lease, and no transaction that missed it is missed."""
+"""The wait for wakeups: a dispatcher's word lives as long as its lease."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
 from uuid import UUID, uuid4
 
-import psycopg
 import pytest
 
 from django_dispatch.models import Lease, Waiter
 from django_dispatch.store.base import Store
-from django_dispatch.store.session import connection_params
 
 from .tables import acquire, add_running, expire
-
-INSERT = "INSERT INTO django_dispatch_run (task) VALUES ('t')"
 
 
 def words() -> dict[UUID, tuple[list[str], bool]]:
     return {waiter.pk: (waiter.queues, waiter.is_waiting) for waiter in Waiter.objects.all()}
-
-
-@pytest.fixture
-def new_session(transactional_db: None) -> Iterator[Callable[[], psycopg.Connection[Any]]]:
-    """Open a session of somebody who inserts by SQL, by transactions of its own."""
-    opened: list[psycopg.Connection[Any]] = []
-
-    def new() -> psycopg.Connection[Any]:
-        opened.append(psycopg.connect(**connection_params("default", "test")))
-        return opened[-1]
-
-    yield new
-    for session in opened:
-        session.close()
 
 
 def test_what_was_said_last_counts(store: Store) -> None:
@@ -80,33 +60,3 @@ def test_a_word_without_a_lease_goes_with_the_next_sweep(store: Store) -> None:
     Lease.objects.all().delete()
     store.reclaim(grace_seconds=2, max_interruptions=3)
     assert words() == {}
-
-
-def test_a_mark_has_passed_when_all_have_ended_that_wrote_before_it(
-    store: Store, new_session: Callable[[], psycopg.Connection[Any]]
-) -> None:
-    before, after = new_session(), new_session()
-    before.execute(INSERT)
-    mark = store.mark()
-    after.execute(INSERT)
-    assert not store.has_passed(mark)
-    before.commit()
-    assert store.has_passed(mark)
-    assert not store.has_passed(store.mark())
-    after.rollback()
-
-
-def test_a_mark_is_newer_than_who_wrote_while_the_word_was_being_committed(
-    store: Store, new_session: Callable[[], psycopg.Connection[Any]]
-) -> None:
-    """The newest of all transactions: no snapshot counts it as running, and it did not see that we wait."""
-    waiter, writer = new_session(), new_session()
-    lease_id = acquire(store)
-    store.say_waiting(lease_id, queues=["*"], is_waiting=False)
-    waiter.execute("UPDATE django_dispatch_waiter SET is_waiting = true")
-    writer.execute(INSERT)
-    waiter.commit()
-    mark = store.mark()
-    assert not store.has_passed(mark)
-    writer.commit()
-    assert store.has_passed(mark)
