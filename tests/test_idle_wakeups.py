@@ -161,19 +161,25 @@ def _is_blocked(sql: psycopg.Connection[Any], role: str) -> bool:
 def test_who_may_only_insert_enqueues_and_notifies(sql: psycopg.Connection[Any], ear: Ear) -> None:
     add_waiter("*", is_waiting=False)
     role = f"inserter_{uuid4().hex[:8]}"
+    may_call = "EXECUTE ON FUNCTION django_dispatch_is_awaited(text)"
+
+    def insert() -> list[str]:
+        sql.execute(f"SET ROLE {role}".encode())
+        sql.execute(INSERT.format("a").encode())
+        sql.execute("RESET ROLE")
+        return ear.heard()
+
     sql.execute(f"CREATE ROLE {role}".encode())
     try:
         sql.execute(f"GRANT INSERT ON django_dispatch_run TO {role}".encode())
-        sql.execute(f"SET ROLE {role}".encode())
-        sql.execute(INSERT.format("a").encode())
-        assert ear.heard() == ["ready:a"]
-        sql.execute("RESET ROLE")
+        assert insert() == ["ready:a"]
         sql.execute(f"GRANT SELECT ON django_dispatch_waiter TO {role}".encode())
-        sql.execute(f"SET ROLE {role}".encode())
-        sql.execute(INSERT.format("a").encode())
-        assert ear.heard() == []
+        assert insert() == []
+        sql.execute(f"REVOKE {may_call} FROM PUBLIC".encode())
+        assert insert() == ["ready:a"]
     finally:
         sql.execute("RESET ROLE")
+        sql.execute(f"GRANT {may_call} TO PUBLIC".encode())
         sql.execute(f"DROP OWNED BY {role}".encode())
         sql.execute(f"DROP ROLE {role}".encode())
 
@@ -210,6 +216,13 @@ class TestOurDoors:
         limited.delay()
         assert ear.heard() == []
         assert Run.objects.count() == 7
+
+    def test_where_nobody_has_a_word_each_door_notifies(
+        self, settings: Any, sql: psycopg.Connection[Any], ear: Ear
+    ) -> None:
+        settings.DISPATCH = {"NOTIFY": "idle"}
+        by_all_doors(sql, "a")
+        assert ear.heard() == ["ready:a"] * 5
 
     def test_while_somebody_waits_each_door_does(self, settings: Any, sql: psycopg.Connection[Any], ear: Ear) -> None:
         settings.DISPATCH = {"NOTIFY": "idle"}

@@ -43,8 +43,8 @@ END $$;
 """
 NO_IS_AWAITED = "DROP FUNCTION django_dispatch_is_awaited(text);"
 
-# As before, but only if it is awaited. Who cannot see whether it is notifies in any case: who may not read that table,
-# or inserts into one that is not on its search path.
+# As before, but only if it is awaited. Who cannot see whether it is notifies in any case: who may not read that table
+# or call that function, or inserts into one that is not on its search path.
 WAKE = """
 CREATE OR REPLACE FUNCTION django_dispatch_wake() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
@@ -53,11 +53,14 @@ BEGIN
   IF is_wanted AND has_table_privilege(to_regclass('django_dispatch_waiter'), 'SELECT')
      AND to_regclass('django_dispatch_waiter')
        = to_regclass(quote_ident(TG_TABLE_SCHEMA) || '.django_dispatch_waiter') THEN
-    is_wanted := NOT EXISTS (SELECT FROM django_dispatch_waiter) OR EXISTS (
-      SELECT FROM (
-        SELECT DISTINCT CASE status WHEN 'READY' THEN queue END AS wanted FROM inserted
-        WHERE source = 'sql' AND status IN ('READY', 'BLOCKED')) AS i
-      WHERE django_dispatch_is_awaited(i.wanted));
+    IF EXISTS (SELECT FROM django_dispatch_waiter)
+       AND has_function_privilege('django_dispatch_is_awaited(text)', 'EXECUTE') THEN
+      is_wanted := EXISTS (
+        SELECT FROM (
+          SELECT DISTINCT CASE status WHEN 'READY' THEN queue END AS wanted FROM inserted
+          WHERE source = 'sql' AND status IN ('READY', 'BLOCKED')) AS i
+        WHERE django_dispatch_is_awaited(i.wanted));
+    END IF;
   END IF;
   IF is_wanted AND pg_try_advisory_xact_lock(hashtext('django_dispatch'), hashtext(TG_TABLE_SCHEMA)) THEN
     PERFORM pg_notify('django_dispatch', i.payload) FROM (

@@ -452,7 +452,7 @@ _OF_WAITING = (
     (WAITERS, "AND has_table_privilege(to_regclass('django_dispatch_waiter'), 'SELECT')\n", "\n", _WHO_NOTIFIES),
     (WAITERS, "AND to_regclass('django_dispatch_waiter')\n       = to_regclass(quote_ident(TG_TABLE_SCHEMA)"
      " || '.django_dispatch_waiter') THEN", "THEN", _WHO_NOTIFIES),
-    (WAITERS, "is_wanted := NOT EXISTS (SELECT FROM django_dispatch_waiter) OR", "is_wanted :=", _NOTIFIES_ALWAYS),
+    (WAITERS, "\n       AND has_function_privilege('django_dispatch_is_awaited(text)', 'EXECUTE')", "", _WHO_NOTIFIES),
     (WAITING, "if has_passed:", "if True:", _MISSED),
     (WAITING, "        has_passed = await self._store.call(self._store.store.has_passed, mark)\n        self._look()\n",
      "        has_passed = await self._store.call(self._store.store.has_passed, mark)\n", _MISSED),
