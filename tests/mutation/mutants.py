@@ -446,7 +446,6 @@ _OF_WAITING = (
     (WAITERS, "boolean LANGUAGE plpgsql VOLATILE", "boolean LANGUAGE plpgsql STABLE", _WHO_NOTIFIES),
     (WAITERS, "OR NOT EXISTS (SELECT FROM django_dispatch_waiter)\n    OR", "OR", _NOTIFIES_ALWAYS),
     (WAITERS, "WHERE w.is_waiting AND (", "WHERE (", _WHO_NOTIFIES),
-    (WAITERS, "WHERE w.is_waiting AND (wanted IS NULL OR", "WHERE w.is_waiting AND (", _WHO_NOTIFIES),
     (WAITERS, "WHEN starts_with(wanted, 'lease:')", "WHEN false", _WHO_NOTIFIES),
     (WAITERS, "'([\\\\%_])'", "'()'", _WHO_NOTIFIES),
     (WAITERS, "AND has_table_privilege(to_regclass('django_dispatch_waiter'), 'SELECT')\n", "\n", _WHO_NOTIFIES),
