@@ -26,6 +26,7 @@ MAX_NODE_LENGTH = 200
 MAX_QUEUE_LENGTH = 100
 WAKEUP_CHANNEL = "django_dispatch"
 WAKEUPS = ("pg_notify", "arq")
+NOTIFIES = ("always", "idle", "off")
 MAX_CHANNEL_BYTES = 63  # PostgreSQL cuts a longer name off
 LONGEST_SECONDS = 10 * 365 * 86_400.0
 # Their values may hold a password, which must not reach a log by way of an error message.
@@ -168,9 +169,9 @@ def _wakeups(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _log_format(value: Any) -> str:
-    if not isinstance(value, str) or value not in LOG_FORMATS:
-        raise _Invalid(f"must be one of {', '.join(map(repr, LOG_FORMATS))}")
+def _word(value: Any, words: Sequence[str]) -> str:
+    if not isinstance(value, str) or value not in words:
+        raise _Invalid(f"must be one of {', '.join(map(repr, words))}")
     return value
 
 
@@ -211,6 +212,7 @@ class DispatchSettings:
     # where the queue lives and how dispatchers are woken
     database: str = _key(_text, "default")
     wakeups: tuple[str, ...] = _key(_wakeups, ("pg_notify",))
+    notify: str = _key(lambda v: _word(v, NOTIFIES), "always")
     listen_dsn: str | None = _key(_optional_text, None)
     redis: str = _key(_text, "default")
     poll_interval_seconds: float = _key(lambda v: _seconds(v, minimum=0.01, maximum=3600), 1.0)
@@ -247,7 +249,7 @@ class DispatchSettings:
     executor_max_memory_mb: int | None = _key(lambda v: _optional_whole(v, minimum=1, maximum=10**7), 512)
     executor_ready_timeout_seconds: float = _key(lambda v: _seconds(v, minimum=1, maximum=3600), 60.0)
     # the log
-    log_format: str = _key(_log_format, "text")
+    log_format: str = _key(lambda v: _word(v, LOG_FORMATS), "text")
     # history
     retention: Mapping[str, float | None] = _key(_retention, lambda: dict(DEFAULT_RETENTION))
 

@@ -24,7 +24,7 @@ from .store import postgres_enqueue as store
 from .store.postgres_unique import enqueue_unique
 from .store.values import NewRun
 from .wakeups.base import CHANNEL, Wakeup, blocked_wakeups
-from .wakeups.sending import may_ride, wake_after_commit, wake_now
+from .wakeups.sending import awaited, may_ride, wake_after_commit, wake_now
 
 if TYPE_CHECKING:
     from .models import Run
@@ -207,7 +207,7 @@ def enqueue(new: NewRun) -> "Run":
         return enqueue_many([new])[0]
     wakeup = _wakeup(new, is_due=True)
     if not new.has_moments and may_ride(using, wakeup):
-        recorded, is_sent = store.enqueue_and_wake(using, new, CHANNEL, wakeup.encode())
+        recorded, is_sent = store.enqueue_and_wake(using, new, CHANNEL, wakeup.encode(), awaited(wakeup))
         wake_now(using, wakeup, is_notified=is_sent)
     else:
         recorded = store.enqueue(using, new)

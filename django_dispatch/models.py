@@ -375,6 +375,31 @@ class PausedQueue(models.Model):
         return self.name
 
 
+class Waiter(models.Model):
+    """Whether a dispatcher waits for READY runs, so that enqueues notify. With ``NOTIFY`` "off" it never does.
+
+    It ends with its lease. Where there is no row at all, every enqueue notifies: that is "always".
+    """
+
+    lease = models.OneToOneField(
+        Lease,
+        models.DO_NOTHING,
+        primary_key=True,
+        db_constraint=False,
+        related_name="+",
+        verbose_name=_("lease"),
+    )
+    queues = models.JSONField(_("queues"), default=list, db_default=[])
+    is_waiting = models.BooleanField(_("is waiting"), db_default=False)
+
+    class Meta:
+        verbose_name = _("waiter")
+        verbose_name_plural = _("waiters")
+
+    def __str__(self) -> str:
+        return str(self.pk)
+
+
 class Bucket(models.Model):
     """How many runs of a rate's key may become READY now; it fills by itself. A key without a bucket has a full one."""
 

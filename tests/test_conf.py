@@ -36,7 +36,7 @@ COUNTS = ["PROCESSES", "ASYNC_CONCURRENCY", "CLAIM_LIMIT", "MAX_INTERRUPTIONS"]
 OPTIONAL_COUNTS = ["EXECUTOR_MAX_RUNS", "EXECUTOR_MAX_MEMORY_MB"]
 TEXTS = ["DATABASE", "LISTEN_DSN", "NODE", "CONTROL_CHANNEL", "METRICS_HOST", "REDIS"]
 QUEUES = ["QUEUES", "QUEUE_WEIGHTS", "QUEUE_LIMITS"]
-OTHERS = ["WAKEUPS", *QUEUES, "RETENTION", "NOTIFY_CHANNELS", "METRICS_PORT", "LOG_FORMAT"]
+OTHERS = ["WAKEUPS", "NOTIFY", *QUEUES, "RETENTION", "NOTIFY_CHANNELS", "METRICS_PORT", "LOG_FORMAT"]
 KEYS = [*SECONDS, *OPTIONAL_SECONDS, *COUNTS, *OPTIONAL_COUNTS, *TEXTS, *OTHERS]
 
 
@@ -79,6 +79,14 @@ def test_the_empty_setting_is_the_defaults() -> None:
     assert found.node
     assert 1 <= found.processes <= conf.MAX_SLOTS
     assert found.retention == {"SUCCESSFUL": 86_400, "CANCELLED": 7 * 86_400, "FAILED": 30 * 86_400}
+
+
+def test_notify_is_one_of_three_words() -> None:
+    assert accepted({}).notify == "always"
+    assert [accepted({"NOTIFY": word}).notify for word in ("always", "idle", "off")] == ["always", "idle", "off"]
+    for value in ("", "Idle", "never", True, None, ["idle"]):
+        (problem,) = refused({"NOTIFY": value})
+        assert problem.message.startswith("DISPATCH['NOTIFY'] must be one of 'always', 'idle', 'off', not ")
 
 
 @pytest.mark.parametrize("key", KEYS)

@@ -103,7 +103,7 @@ def test_executors_are_replaced_after_so_many_runs_and_no_run_is_lost(kit: Kit) 
 
 
 def test_an_executor_that_grew_too_large_is_replaced(kit: Kit) -> None:
-    kit.dispatchers(settings={"EXECUTOR_MAX_MEMORY_MB": 1}, processes=1)
+    kit.dispatchers(settings={"EXECUTOR_MAX_MEMORY_MB": 1}, processes=1, no_listen=True)  # which it needs no wakeup for
     wait_until_final(*[tasks.note.delay(number) for number in range(3)])
     assert kit.sql.execute("SELECT count(DISTINCT pid) FROM kit_ledger").fetchone() == (3,)
 
@@ -118,15 +118,25 @@ def app(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def reloading(kit: Kit, app: Path, database_url: str) -> "Iterator[subprocess.Popen[bytes]]":
+@pytest.fixture(params=[(), ("--no-listen",)], ids=["listening", "polling"])
+def reloading(
+    kit: Kit, app: Path, database_url: str, request: pytest.FixtureRequest
+) -> "Iterator[subprocess.Popen[bytes]]":
     environment = os.environ | {
         "DJANGO_SETTINGS_MODULE": "tests.settings",
         "DATABASE_URL": database_url,
         "PYTHONPATH": os.pathsep.join([str(app.parent), os.getcwd()]),
         "KIT_APPS": "edited",
     }
-    command = [sys.executable, "manage.py", "rundispatcher", "--reload", "--processes=1", "--node=edited"]
+    command = [
+        sys.executable,
+        "manage.py",
+        "rundispatcher",
+        "--reload",
+        "--processes=1",
+        "--node=edited",
+        *request.param,
+    ]
     supervisor = subprocess.Popen(command, env=environment)
     yield supervisor
     supervisor.terminate()

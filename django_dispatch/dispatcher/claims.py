@@ -38,7 +38,8 @@ logger = logging.getLogger("django_dispatch.dispatcher")
 class Claims:
     """The loop between store and pool. ``on_quiet`` is called when a look found nothing, or no more are wanted.
 
-    ``on_freed`` is told of runs that are not held here any more.
+    ``on_freed`` is told of runs that are not held here any more; ``on_look``, after each look, whether it found less
+    than there was room for.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Claims:
         on_quiet: Callable[[], None],
         on_scheduled: Callable[[], None],
         on_freed: Callable[[Sequence[ClaimedRun]], None],
+        on_look: Callable[[bool], None] = lambda is_short: None,
         trouble: Trouble,
         stats: Stats,
     ) -> None:
@@ -65,6 +67,7 @@ class Claims:
         self._on_quiet = on_quiet
         self._on_scheduled = on_scheduled
         self._on_freed = on_freed
+        self._on_look = on_look
         self._trouble = trouble
         self._stats = stats
         stats.expect("claims", IDLE_SECONDS)
@@ -209,6 +212,8 @@ class Claims:
         self._note_answers(batch, exchange)
         if self.lease_id == lease_id:
             self._take(exchange, limit, lease_id, began)
+            if limit:
+                self._on_look(len(exchange.claimed) < limit)
             found_nothing = limit > 0 and not exchange.claimed
             if found_nothing and not batch:
                 self._pace.found_nothing()

@@ -227,6 +227,10 @@ class Housekeeping:
         """There may be something to claim, nobody knows in which queue."""
         self._hurries["poll"].set()
 
+    def waiting_soon(self) -> None:
+        """Whether we wait for wakeups may have to be said."""
+        self._hurries["waiting"].set()
+
     def schedules_soon(self) -> None:
         """There is a schedule that may be due before the one that was next."""
         self._hurries["schedules"].set()

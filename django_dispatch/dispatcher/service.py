@@ -51,6 +51,7 @@ from .shutdown import drain, surrender
 from .stacks import Stacks
 from .stats import Stats
 from .trouble import Trouble
+from .waiting import Waiting
 from .watch import Watch
 
 RARELY = 20_000  # objects between two looks of the garbage collector: a batch of runs is gone by then without it
@@ -101,6 +102,7 @@ class Dispatcher:
             ready_timeout_seconds=settings.executor_ready_timeout_seconds,
         )
         self.housekeeping = self._make_housekeeping()
+        self.waiting = self._make_waiting()
         self.scheduler = self._make_scheduler()
         self.stacks = Stacks(self.pool)
         self.answering = Answering(self, self.sessions.line)
@@ -148,6 +150,7 @@ class Dispatcher:
             on_quiet=self._on_quiet,
             on_scheduled=self._on_scheduled,
             on_freed=self._on_freed,
+            on_look=self._on_look,
             trouble=self.trouble,
             stats=self.stats,
         )
@@ -161,7 +164,7 @@ class Dispatcher:
             poll_seconds=self.settings.poll_interval_seconds,
             is_burst=self.mode.is_burst,
             may_claim=self._may_claim,
-            is_listening=self._is_listening,
+            is_listening=lambda: self._is_listening() and self.waiting.is_told,
         )
 
     def _make_keeper(self) -> LeaseKeeper:
@@ -202,6 +205,16 @@ class Dispatcher:
             is_listening=self._is_listening,
             trouble=self.trouble,
             stats=self.stats,
+        )
+
+    def _make_waiting(self) -> Waiting:
+        return Waiting(
+            self.store,
+            self.settings,
+            own_lease=lambda: self.claims.lease_id,
+            look=self._look_at_all,
+            hurry=self.housekeeping.waiting_soon,
+            trouble=self.trouble,
         )
 
     def _make_scheduler(self) -> Scheduler:
@@ -316,6 +329,7 @@ class Dispatcher:
         logger.info("Lease %s acquired.", lease_id)
         self.queues.private = private_queue(lease_id)
         self.claims.begin(lease_id)
+        self.housekeeping.waiting_soon()
         self.children.fill()
 
     def _on_lease_lost(self, lease_id: UUID) -> None:
@@ -338,6 +352,11 @@ class Dispatcher:
         """Look for what no wakeup has told."""
         self.housekeeping.learn_neighbours()
         self._tasks.own("look afresh", self.looks.look_afresh())
+
+    def _look_at_all(self) -> None:
+        """Look for what no wakeup has told: have the next poll and sweep now."""
+        self.housekeeping.poll_soon()
+        self.housekeeping.admission.sweep_soon()
 
     def _on_ready(self, queues: Sequence[str]) -> None:
         """These queues have READY runs since we looked after them; housekeeping tells the others over PostgreSQL."""
@@ -370,6 +389,9 @@ class Dispatcher:
     def _on_scheduled(self) -> None:
         self.housekeeping.promote_soon()
 
+    def _on_look(self, is_short: bool) -> None:
+        self.waiting.on_look(is_short)
+
     def _on_freed(self, runs: Sequence[ClaimedRun]) -> None:
         self.housekeeping.admission.on_freed(runs)
 
@@ -378,6 +400,7 @@ class Dispatcher:
             "poll": (self.settings.poll_interval_seconds, self.looks.poll),
             "cancellations": (self.settings.poll_interval_seconds, self._look_for_cancellations),
             "fence": (self.children.look_seconds, self._look_at_fence),
+            **self.waiting.steps(),
         }
 
     def _is_listening(self) -> bool:

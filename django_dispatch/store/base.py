@@ -49,6 +49,23 @@ class Store(ABC):
     def surrender(self, lease_id: UUID) -> bool:
         """Delete a lease that holds no run. False: it still holds some, or is gone already."""
 
+    # the wait for wakeups
+
+    @abstractmethod
+    def say_waiting(self, lease_id: UUID, *, queues: Sequence[str], is_waiting: bool) -> bool:
+        """Say whether enqueues in queues of these patterns are to notify, for as long as the lease is there.
+
+        False: the lease is not live, and nothing was said.
+        """
+
+    @abstractmethod
+    def mark(self) -> int:
+        """Return a number that is newer than every transaction that has written anything until now."""
+
+    @abstractmethod
+    def has_passed(self, mark: int) -> bool:
+        """Return whether all transactions older than the mark have ended, so that from now on their runs are seen."""
+
     # claim and finish
 
     @abstractmethod

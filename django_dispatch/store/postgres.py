@@ -62,6 +62,16 @@ class PostgresStore(Store):
     def surrender(self, lease_id: UUID) -> bool:
         return self.session.execute(statements.SURRENDER, {"id": lease_id}).rowcount == 1
 
+    def say_waiting(self, lease_id: UUID, *, queues: Sequence[str], is_waiting: bool) -> bool:
+        params = {"id": lease_id, "queues": json.dumps(list(queues)), "is_waiting": is_waiting}
+        return self.session.execute(statements.SAY_WAITING, params).rowcount == 1
+
+    def mark(self) -> int:
+        return int(self.session.execute(statements.MARK).fetchall()[0][0])
+
+    def has_passed(self, mark: int) -> bool:
+        return bool(self.session.execute(statements.HAS_PASSED, {"mark": mark}).fetchall()[0][0])
+
     def exchange(
         self,
         lease_id: UUID,

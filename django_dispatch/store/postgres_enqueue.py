@@ -4,7 +4,7 @@ Timestamps are ``clock_timestamp()``: ``now()`` is when the caller's transaction
 """
 
 import json
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from datetime import datetime
 from functools import cache, lru_cache
@@ -67,6 +67,7 @@ WAKE = """,
   CASE WHEN pg_try_advisory_xact_lock(hashtext('django_dispatch'), hashtext(current_schema()))
   THEN pg_notify(%s, %s)::text IS NOT NULL ELSE false END
 """
+WAKE_IF_AWAITED = WAKE.replace("CASE", "CASE WHEN NOT django_dispatch_is_awaited(%s::text) THEN true")
 TOO_MANY_NOTIFICATIONS = "54000"
 
 # The clock is read once, so that status and run_after agree, and every run of a chunk is due at the same moment.
@@ -172,17 +173,21 @@ def enqueue(using: str, new: NewRun) -> Recorded:
         return Recorded(*cursor.fetchone())
 
 
-def enqueue_and_wake(using: str, new: NewRun, channel: str, payload: str) -> tuple[Recorded, bool]:
-    """Insert one run that is due and notify in the same commit; return whether that was done. In autocommit only.
+def enqueue_and_wake(
+    using: str, new: NewRun, channel: str, payload: str, awaited: Sequence[str | None] = ()
+) -> tuple[Recorded, bool]:
+    """Insert one run that is due and notify in the same commit; return whether no more is to do. In autocommit only.
 
+    ``awaited`` is a queue, or None for any: unless some dispatcher waits for its runs, nobody is notified.
     PostgreSQL refuses a commit that notifies while its queue of notifications is full: then the run goes in alone.
     """
     values = _values(new)
+    wake = WAKE_IF_AWAITED if awaited else WAKE
     try:
         with connections[using].cursor() as cursor:
-            cursor.execute(enqueue_statement(tuple(values)) + WAKE, [*values.values(), channel, payload])
-            *recorded, has_notified = cursor.fetchone()
-            return Recorded(*recorded), has_notified
+            cursor.execute(enqueue_statement(tuple(values)) + wake, [*values.values(), *awaited, channel, payload])
+            *recorded, is_done = cursor.fetchone()
+            return Recorded(*recorded), is_done
     except DatabaseError as error:
         if getattr(error.__cause__, "sqlstate", None) != TOO_MANY_NOTIFICATIONS:
             raise

@@ -8,6 +8,7 @@ began.
 
 RUN = "django_dispatch_run"
 LEASE = "django_dispatch_lease"
+WAITER = "django_dispatch_waiter"
 
 # Read once a statement, whatever the number of queues. In no join: the queues stay in their order.
 PAUSED = """ARRAY(SELECT name FROM django_dispatch_pausedqueue
@@ -38,8 +39,26 @@ WHERE id = %(id)s AND expires_at > clock_timestamp()
 """
 
 SURRENDER = f"""
-DELETE FROM {LEASE} WHERE id = %(id)s AND NOT EXISTS (SELECT FROM {RUN} WHERE lease_id = %(id)s)
+WITH surrendered AS (
+  DELETE FROM {LEASE} WHERE id = %(id)s AND NOT EXISTS (SELECT FROM {RUN} WHERE lease_id = %(id)s) RETURNING id
+), forgotten AS (
+  DELETE FROM {WAITER} USING surrendered WHERE lease_id = surrendered.id
+)
+SELECT id FROM surrendered
 """
+
+# The wait for wakeups: the word is committed before the mark is drawn, see IS_AWAITED in the migrations.
+SAY_WAITING = f"""
+INSERT INTO {WAITER} AS w (lease_id, queues, is_waiting)
+SELECT l.id, %(queues)s, %(is_waiting)s FROM {LEASE} AS l WHERE l.id = %(id)s AND l.expires_at > clock_timestamp()
+ON CONFLICT (lease_id) DO UPDATE SET queues = excluded.queues, is_waiting = excluded.is_waiting
+"""
+
+# Not the upper bound of a snapshot: that is one more than the newest number whose transaction has *ended*, and leaves
+# out those that have begun to write since. A number of our own is newer than all of them.
+MARK = "SELECT pg_current_xact_id()::text::bigint"
+
+HAS_PASSED = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint >= %(mark)s"
 
 # Whether what was claimed is still ours: the token fits.
 _OURS = "r.id = s.id AND r.epoch = s.epoch AND r.lease_id IS NOT DISTINCT FROM %(lease)s AND r.status = 'RUNNING'"
@@ -216,6 +235,9 @@ WITH expired AS MATERIALIZED (
   RETURNING r.id, r.task, r.queue, r.status, lost.lease_id
 ), deleted AS (
   DELETE FROM {LEASE} USING expired WHERE {LEASE}.id = expired.id
+), forgotten AS (
+  DELETE FROM {WAITER} AS w
+  WHERE w.lease_id = ANY(ARRAY(SELECT id FROM expired)) OR NOT EXISTS (SELECT FROM {LEASE} AS l WHERE l.id = w.lease_id)
 )
 SELECT * FROM reclaimed
 """

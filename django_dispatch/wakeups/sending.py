@@ -3,6 +3,9 @@
 A NOTIFY inside a transaction holds an instance-wide lock over its WAL flush. So one goes out after the caller's
 commit, in a statement of its own, and thinned: what the bucket swallows is found when dispatchers look again. Only an
 enqueue that is a transaction by itself takes its wakeup along, one at a time: see WAKE.
+
+With ``NOTIFY`` "idle", what wakes claims or admission is sent only while a dispatcher waits. Whether one does is asked
+when the run is written or committed: one that does not wait by then will look later.
 """
 
 import logging
@@ -19,6 +22,8 @@ BURST = 20
 PER_SECOND = 100.0
 # Queue names may be computed (one a customer, say); forgetting them all only means full buckets again.
 MAX_BUCKETS = 1000
+NOTIFY = "SELECT pg_notify(%s, %s)"
+NOTIFY_IF_AWAITED = f"{NOTIFY} WHERE django_dispatch_is_awaited(%s::text)"
 
 logger = logging.getLogger("django_dispatch.wakeups")
 
@@ -70,25 +75,37 @@ def may_ride(using: str, wakeup: Wakeup) -> bool:
     """Return whether the statement that enqueues may send the wakeup: it is alone, and a token was there, now taken."""
     connection = connections[using]
     is_alone = not connection.in_atomic_block and connection.get_autocommit()
-    return "pg_notify" in conf.current().wakeups and is_alone and _has_token(wakeup)
+    return _may_notify(wakeup) and is_alone and _has_token(wakeup)
+
+
+def awaited(wakeup: Wakeup) -> tuple[str | None, ...]:
+    """Return the queue of which a dispatcher has to wait if the wakeup is to be sent; (None,): any; (): none has to."""
+    if conf.current().notify != "idle" or wakeup.kind not in ("ready", "blocked"):
+        return ()
+    return (wakeup.value if wakeup.kind == "ready" else None,)
 
 
 def wake_now(using: str, wakeup: Wakeup, *, is_notified: bool = False) -> None:
     """Send the wakeup on every way there is; ``is_notified``: PostgreSQL has sent it. Never raises."""
-    wakeups = conf.current().wakeups
-    if "pg_notify" in wakeups and not is_notified:
+    if not is_notified and _may_notify(wakeup):
         _notify(using, wakeup)
-    if "arq" in wakeups:
+    if "arq" in conf.current().wakeups:
         from .redis import ring
 
         ring(wakeup)
 
 
+def _may_notify(wakeup: Wakeup) -> bool:
+    settings = conf.current()
+    return "pg_notify" in settings.wakeups and (settings.notify != "off" or wakeup.kind == "cancel")
+
+
 def _notify(using: str, wakeup: Wakeup) -> None:
     """Send the wakeup in a statement of its own. One that cannot be sent is logged, and found by polling."""
+    condition = awaited(wakeup)
     try:
         with connections[using].cursor() as cursor:
-            cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, wakeup.encode()])
+            cursor.execute(NOTIFY_IF_AWAITED if condition else NOTIFY, [CHANNEL, wakeup.encode(), *condition])
     except Exception:
         logger.warning("Wakeup %s could not be sent; it is found by polling", wakeup.encode(), exc_info=True)
 

@@ -98,13 +98,16 @@ def test_no_session_keeps_anything_where_nothing_tells_of_the_pooler(kit: Kit, p
     assert [dispatcher.log.count(TOLD) for dispatcher in kit.dispatchers.all] == [1, 1]
 
 
-def test_a_burst_through_a_pooler_ends(kit: Kit, pooler: Pooler) -> None:
+def test_a_burst_through_a_pooler_ends_and_prepares_nothing(kit: Kit, pooler: Pooler) -> None:
+    """Whatever the project's own connections do, which these bodies do not use."""
     with runs_on(pooler.url):
         runs = [limited.serial.delay("k", "", number) for number in range(3)]
         runs += tasks.quick.delay_many([()] * 20)
-    a = kit.dispatchers(burst=True, is_awaited=False, database_url=pooler.url, database=DECLARED)
+    database = DECLARED | {"OPTIONS": {"prepare_threshold": 0}}
+    a = kit.dispatchers(burst=True, is_awaited=False, database_url=pooler.url, database=database)
     assert a.exit_code() == 0
     assert {run.status for run in wait_until_final(*runs)} == {"SUCCESSFUL"}
+    assert pooler.every_session(PREPARED) == []
 
 
 @pytest.mark.slow

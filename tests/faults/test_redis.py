@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 from django.test import override_settings
+from django.utils import timezone
 
-from django_dispatch import cancel
+from django_dispatch import cancel, run_again, run_now
 from django_dispatch.control import ask
-from django_dispatch.models import Run
+from django_dispatch.models import Run, Schedule
 from django_dispatch.wakeups import arq, jobs
 from django_dispatch.wakeups import redis as ringing
 from django_dispatch.wakeups.arq import create_arq_pool, enqueue_wakeup
@@ -122,6 +123,39 @@ def test_async_code_rings_for_a_run_by_its_id(kit: Kit, rung: RedisServer) -> No
     asyncio.run(ring(pk))
     (run,) = wait_until_final(Run.objects.get(pk=pk), seconds=25)
     assert run.status == "SUCCESSFUL"
+
+
+def by_the_other_doors() -> list[Run]:
+    """Have runs begin that nobody enqueues just then: again by hand, later, after a failure, and by a schedule."""
+    ended = Run.objects.create(task=tasks.note.path, status="FAILED", finished_at=timezone.now(), source="app")
+    return [
+        run_again(ended),
+        tasks.note.apply_async(countdown=0.5),
+        tasks.raises.delay("open"),
+        run_now(Schedule.objects.get(name="each second")),
+    ]
+
+
+@pytest.mark.slow
+def test_whatever_makes_a_run_due_it_starts_at_once_and_without_redis_by_the_poll(kit: Kit, rung: RedisServer) -> None:
+    each_second = Schedule.objects.create(name="each second", task=tasks.note.path, cron="* * * * * *")
+    occurrences = Run.objects.filter(schedule=each_second, scheduled_for__isnull=False, status="SUCCESSFUL")
+    kit.gate.open("open")
+    a = listener(kit, rung)
+    found = wait_until_final(*by_the_other_doors(), seconds=25)
+    assert [(run.status, run.attempt) for run in found] == [("SUCCESSFUL", 1)] * 2 + [("FAILED", 2), ("SUCCESSFUL", 1)]
+    wait_for(lambda: occurrences.count() >= 2, 25, what="occurrences, each in its second")
+    a.kill9()
+
+    b = listener(kit, rung, "b", lease_ttl=30, poll_interval=1)
+    rung.stop()
+    b.wait_for_log(FAILS)
+    before = occurrences.count()
+    found = wait_until_final(*by_the_other_doors(), seconds=25)
+    assert [(run.status, run.attempt) for run in found] == [("SUCCESSFUL", 1)] * 2 + [("FAILED", 2), ("SUCCESSFUL", 1)]
+    assert max(wait_seconds(kit, run) for run in found if run.attempt == 1) < 5
+    wait_for(lambda: occurrences.count() >= before + 2, 25, what="occurrences without Redis")
+    each_second.delete()
 
 
 def test_redis_is_stopped_restarted_and_flushed_in_mid_flow(

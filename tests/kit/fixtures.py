@@ -25,7 +25,7 @@ from .server import own_server, server
 
 __all__ = ["own_server", "pooler", "server"]
 
-TABLES = ("run", "lease", "schedule", "bucket", "pausedqueue")
+TABLES = ("run", "lease", "waiter", "schedule", "bucket", "pausedqueue")
 CLEAN = f"TRUNCATE {', '.join(f'django_dispatch_{table}' for table in TABLES)}, kit_ledger"
 # A body that was killed may have a session left, whatever it called itself.
 LEFT = (

@@ -32,6 +32,9 @@ UNIQUE = "django_dispatch/store/postgres_unique.py"
 ADMISSION = "django_dispatch/dispatcher/admission.py"
 LIMITS = "django_dispatch/migrations/0007_limits.py"
 TURNS = "django_dispatch/migrations/0009_fair_key.py"
+WAITERS = "django_dispatch/migrations/0010_waiters.py"
+WAITING = "django_dispatch/dispatcher/waiting.py"
+SENDING = "django_dispatch/wakeups/sending.py"
 SCHEDULES = "django_dispatch/store/postgres_schedules.py"
 RULES = "django_dispatch/schedules.py"
 
@@ -95,6 +98,15 @@ _FIRE = _store("schedules", "TestFire")
 _DECLARES = _store("schedules", "TestDeclare")
 _RULES = ("tests/test_schedules.py",)
 _STEERING = ("tests/test_steering.py",)
+_WAITING = _store("waiting")
+_MARKS = _store("postgres_waiting")
+_WHO_NOTIFIES = ("tests/test_idle_wakeups.py",)
+_NOTIFIES_ALWAYS = (*_WHO_NOTIFIES, "tests/test_migrations.py::TestPlainSql")
+_IDLE_WAKEUPS = "tests/faults/test_idle_wakeups.py::"
+_MISSED = (_IDLE_WAKEUPS + "test_a_run_that_was_written_before_we_waited_and_committed_after_is_found",)
+_LITTLE_TO_DO = (_IDLE_WAKEUPS + "test_a_dispatcher_that_has_little_to_do_writes_nothing_and_is_told_of_each_run",)
+_OFF = (_IDLE_WAKEUPS + "test_off_means_that_nobody_is_told_and_polls_are_not_far_apart",)
+_SAID_AGAIN = (_IDLE_WAKEUPS + "test_what_was_said_is_said_again_after_trouble",)
 _FENCE_TESTS = ("tests/test_fence.py",)
 _KEEPER = ("tests/test_lease_keeper.py",)
 _LOST = "tests/faults/test_lost_leases.py::"
@@ -145,6 +157,15 @@ _LATE = (
 _OLD = "WHERE finished_at < (SELECT clock_timestamp() - %(age)s * interval '1 second')"
 
 _OF_STATEMENTS = (
+    # the wait for wakeups
+    ("  DELETE FROM {WAITER} USING surrendered WHERE lease_id = surrendered.id\n",
+     "  DELETE FROM {WAITER} USING surrendered WHERE false\n", _WAITING),
+    ("w.lease_id = ANY(ARRAY(SELECT id FROM expired)) OR", "", _WAITING),
+    (" OR NOT EXISTS (SELECT FROM {LEASE} AS l WHERE l.id = w.lease_id)", "", _WAITING),
+    ("l.id = %(id)s AND l.expires_at > clock_timestamp()", "l.id = %(id)s", _WAITING),
+    ("pg_current_xact_id()::text::bigint", "pg_snapshot_xmax(pg_current_snapshot())::text::bigint", _MARKS),
+    ("pg_snapshot_xmin(pg_current_snapshot())::text::bigint >= %(mark)s",
+     "pg_snapshot_xmax(pg_current_snapshot())::text::bigint >= %(mark)s", _MARKS),
     # renew and surrender
     ("WHERE id = %(id)s AND expires_at > clock_timestamp()", "WHERE id = %(id)s", _LEASES),
     ("WHERE id = %(id)s AND expires_at > clock_timestamp()", "WHERE expires_at > clock_timestamp()", _LEASES),
@@ -459,6 +480,30 @@ _OF_TURNS = (
     ("r.priority, NULL, r.id) END,", "r.priority, r.fair_key, r.id) END,", _FAIR),
 )
 
+_OF_WAITING = (
+    (WAITERS, "current_setting('transaction_isolation') <> 'read committed'", "false", _WHO_NOTIFIES),
+    (WAITERS, "boolean LANGUAGE plpgsql VOLATILE", "boolean LANGUAGE plpgsql STABLE", _WHO_NOTIFIES),
+    (WAITERS, "OR NOT EXISTS (SELECT FROM django_dispatch_waiter)\n    OR", "OR", _NOTIFIES_ALWAYS),
+    (WAITERS, "WHERE w.is_waiting AND (", "WHERE (", _WHO_NOTIFIES),
+    (WAITERS, "WHEN starts_with(wanted, 'lease:')", "WHEN false", _WHO_NOTIFIES),
+    (WAITERS, "'([\\\\%_])'", "'()'", _WHO_NOTIFIES),
+    (WAITERS, "AND has_table_privilege(to_regclass('django_dispatch_waiter'), 'SELECT')\n", "\n", _WHO_NOTIFIES),
+    (WAITERS, "AND to_regclass('django_dispatch_waiter')\n       = to_regclass(quote_ident(TG_TABLE_SCHEMA)"
+     " || '.django_dispatch_waiter') THEN", "THEN", _WHO_NOTIFIES),
+    (WAITERS, "\n       AND has_function_privilege('django_dispatch_is_awaited(text)', 'EXECUTE')", "", _WHO_NOTIFIES),
+    (WAITING, "if has_passed:", "if True:", _MISSED),
+    (WAITING, "        has_passed = await self._store.call(self._store.store.has_passed, mark)\n        self._look()\n",
+     "        has_passed = await self._store.call(self._store.store.has_passed, mark)\n", _MISSED),
+    (WAITING, "BUSY_SECONDS = 1.0", "BUSY_SECONDS = 0.0", _LITTLE_TO_DO),
+    (WAITING, "self._said == (self._own_lease(), True)", "True", _OFF),
+    (WAITING, "trouble.on_relief(self._say_again)", "pass", _SAID_AGAIN),
+    (SERVICE, "        self.housekeeping.poll_soon()\n        self.housekeeping.admission.sweep_soon()\n",
+     "        self.claims.look()\n        self.housekeeping.admission.sweep_soon()\n", _MISSED),
+    (SENDING, '(settings.notify != "off" or', "(True or", _WHO_NOTIFIES),
+    (SENDING, 'if conf.current().notify != "idle" or', "if", _WHO_NOTIFIES),
+    (SENDING, "WHERE django_dispatch_is_awaited(%s::text)", "WHERE %s::text = ANY(ARRAY['a'])", _WHO_NOTIFIES),
+    (ENQUEUE, "WHEN NOT django_dispatch_is_awaited(%s::text) THEN true", "WHEN %s::text = '' THEN true", _WHO_NOTIFIES),
+)  # fmt: skip
 _OF_THE_FENCE = (
     (FENCE, "return halves == _HALVES.unpack(lease) and now_ns() < deadline", "return now_ns() < deadline",
      _FENCE_TESTS),
@@ -535,5 +580,5 @@ MUTANTS = (
     *(Mutant(SCHEDULES, *mutant) for mutant in _OF_SCHEDULES),
     *(Mutant(RULES, *mutant) for mutant in _OF_RULES),
     *(Mutant(TURNS, *mutant) for mutant in _OF_TURNS),
-    *(Mutant(*mutant) for mutant in _OF_THE_FENCE + _OF_THE_CLAIMS + _OF_LIMITS + _OF_QUEUES),
+    *(Mutant(*mutant) for mutant in _OF_THE_FENCE + _OF_THE_CLAIMS + _OF_LIMITS + _OF_QUEUES + _OF_WAITING),
 )

@@ -89,6 +89,8 @@ async def producers(dispatcher: "Dispatcher", data: Mapping[str, Any]) -> dict[s
             "is_enabled": listener is not None,
             "is_connected": listener is not None and listener.is_connected,
             "is_proved": listener is not None and listener.is_proved,
+            "notify": settings.notify,
+            "is_told": dispatcher.waiting.is_told,
             "wakeups_received": sum(number for (source, _), number in received.items() if source == "pg_notify"),
         },
         "redis": {
