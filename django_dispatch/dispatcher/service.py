@@ -21,8 +21,8 @@ from ..conf import MAX_SLOTS, DispatchSettings
 from ..executors.fence import Board, now_ns
 from ..messages import Outcome
 from ..patterns import private_queue
-from ..store.postgres import open_store
 from ..store.values import ClaimedRun, NewLease
+from ..store.vendors import open_store
 from ..wakeups.arq import ArqListener
 from ..wakeups.base import Wakeup
 from ..wakeups.pg_notify import Listener
