@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from django.db import Error as DatabaseError
@@ -25,7 +25,6 @@ from ..store.values import ClaimedRun, NewLease
 from ..store.vendors import open_store
 from ..wakeups.arq import ArqListener
 from ..wakeups.base import Wakeup
-from ..wakeups.pg_notify import Listener
 from . import process
 from .answering import Answering
 from .backlogs import Backlogs
@@ -37,7 +36,6 @@ from .health import Health
 from .housekeeping import Housekeeping
 from .http import HttpServer
 from .lease import LeaseKeeper
-from .listening import open_listener
 from .looks import Looks
 from .own_tasks import OwnTasks
 from .pool import Pool
@@ -52,6 +50,9 @@ from .stacks import Stacks
 from .stats import Stats
 from .trouble import Trouble
 from .watch import Watch
+
+if TYPE_CHECKING:
+    from ..wakeups.pg_notify import Listener
 
 RARELY = 20_000  # objects between two looks of the garbage collector: a batch of runs is gone by then without it
 
@@ -216,9 +217,11 @@ class Dispatcher:
             poll_pause=self.looks.pause,
         )
 
-    def _make_listener(self) -> Listener | None:
+    def _make_listener(self) -> "Listener | None":
         if "pg_notify" not in self.settings.wakeups:
             return None
+        from .listening import open_listener  # who does not listen needs no driver of PostgreSQL
+
         return open_listener(
             self.settings,
             self.store,

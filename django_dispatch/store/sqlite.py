@@ -181,8 +181,9 @@ class SqliteStore(Store):
 class ThreadExchanger(Exchanger):
     """``Store.exchange`` for an event loop: on a thread and a session of its own."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, deadline_seconds: float) -> None:
         self._store = store
+        self._deadline_seconds = deadline_seconds
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="claims")
 
     async def exchange(
@@ -194,8 +195,12 @@ class ThreadExchanger(Exchanger):
         """See Store.exchange()."""
         loop = asyncio.get_running_loop()
         call = loop.run_in_executor(self._thread, lambda: self._store.exchange(lease_id, settlements, **wanted))
-        # Shielded: a cancelled caller must not leave a call under way that nobody knows of.
-        return await asyncio.shield(call)
+        alarm = loop.call_later(self._deadline_seconds, self._store.abort)
+        try:
+            # Shielded: a cancelled caller must not leave a call under way that nobody knows of.
+            return await asyncio.shield(call)
+        finally:
+            alarm.cancel()
 
     async def close(self) -> None:
         """Let the call under way end, then close the connection."""
@@ -212,7 +217,8 @@ def open_exchanger(
     alias: str, role: str, *, statement_timeout_seconds: float, deadline_seconds: float
 ) -> ThreadExchanger:
     """Return an exchanger on a session of its own; nothing is connected yet."""
-    return ThreadExchanger(open_store(alias, role, statement_timeout_seconds=statement_timeout_seconds))
+    store = open_store(alias, role, statement_timeout_seconds=statement_timeout_seconds)
+    return ThreadExchanger(store, deadline_seconds=deadline_seconds)
 
 
 def _meant(tx: Transaction, limit: int, wanted: Filter) -> list[int]:

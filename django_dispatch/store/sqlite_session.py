@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from django.db import Error as DatabaseError
 from django.db import OperationalError, connections, transaction
@@ -21,9 +21,13 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
 
 Row: TypeAlias = tuple[Any, ...]
+T = TypeVar("T")
 
 # For how long a call of the application waits for its turn: the web's timeout may be no more than five seconds.
 CALLER_SECONDS = 30.0
+# SQLite tries again ever more rarely, up to ten times a second; a dispatcher begins anew after so long, for others may
+# give the lock to each other in between.
+TURN_SECONDS = 0.05
 
 
 def stamp(moment: datetime) -> str:
@@ -89,22 +93,23 @@ class Transaction:
 class Session:
     """One connection of the dispatcher's, opened when first used and again after an error. For one thread at a time.
 
-    ``patience_seconds`` is how long it waits for the write lock.
+    ``patience_seconds`` is how long it waits for a lock.
     """
 
     def __init__(self, alias: str, *, patience_seconds: float) -> None:
         self._alias = alias
         self._patience_seconds = patience_seconds
+        self._is_aborted = False
         self._connection: BaseDatabaseWrapper | None = None
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Transaction]:
         """Begin, and commit in the end. Raises ``django.db.Error``; the next call reconnects then."""
         with self._use() as connection:
-            _execute(connection, "BEGIN IMMEDIATE")
+            self._wait_for(lambda: _execute(connection, "BEGIN IMMEDIATE"))
             try:
                 yield Transaction(connection)
-                _execute(connection, "COMMIT")
+                self._wait_for(lambda: _execute(connection, "COMMIT"))
             except BaseException:
                 with contextlib.suppress(DatabaseError):
                     _execute(connection, "ROLLBACK")
@@ -113,10 +118,11 @@ class Session:
     def rows(self, statement: str, **params: Any) -> list[Row]:
         """Return what the statement finds now. It takes no lock that a writer would wait for, and writes nothing."""
         with self._use() as connection:
-            return Transaction(connection).rows(statement, **params)
+            return self._wait_for(lambda: Transaction(connection).rows(statement, **params))
 
     def abort(self) -> None:
-        """Interrupt a statement that takes too long. May be called from any thread."""
+        """Interrupt a statement that takes too long, or waits. May be called from any thread."""
+        self._is_aborted = True
         raw = None if self._connection is None else self._connection.connection
         if raw is not None:
             raw.interrupt()
@@ -130,15 +136,16 @@ class Session:
 
     @contextlib.contextmanager
     def _use(self) -> Iterator[BaseDatabaseWrapper]:
+        self._is_aborted = False
         try:
-            yield self._connection or self._connect()
+            yield self._connection or self._wait_for(self._connect)
         except OperationalError:
             self.close()
             raise
 
     def _connect(self) -> BaseDatabaseWrapper:
         connection = connections.create_connection(self._alias)
-        options = {**connection.settings_dict.get("OPTIONS", {}), "timeout": self._patience_seconds}
+        options = {**connection.settings_dict.get("OPTIONS", {}), "timeout": TURN_SECONDS}
         connection.settings_dict = {**connection.settings_dict, "OPTIONS": options, "AUTOCOMMIT": True}
         connection.inc_thread_sharing()
         connection.ensure_connection()
@@ -150,6 +157,9 @@ class Session:
                 _execute(connection, "PRAGMA journal_mode = WAL")
         return connection
 
+    def _wait_for(self, call: Callable[[], T]) -> T:
+        return _patiently(call, self._patience_seconds, may_go_on=lambda: not self._is_aborted)
+
 
 @contextlib.contextmanager
 def callers_transaction(using: str) -> Iterator[Transaction]:
@@ -159,7 +169,7 @@ def callers_transaction(using: str) -> Iterator[Transaction]:
         if connection.in_atomic_block or not connection.get_autocommit():
             stack.enter_context(transaction.atomic(using=using))
         else:
-            _patiently(lambda: stack.enter_context(_immediate(connection)))
+            _patiently(lambda: stack.enter_context(_immediate(connection)), CALLER_SECONDS)
         yield Transaction(connection)
 
 
@@ -179,13 +189,14 @@ def _immediate(connection: BaseDatabaseWrapper) -> Iterator[None]:
         connection.transaction_mode = mode  # type: ignore[attr-defined]
 
 
-def _patiently(begin: Callable[[], None]) -> None:
-    give_up_at = time.monotonic() + CALLER_SECONDS
+def _patiently(call: Callable[[], T], seconds: float, *, may_go_on: Callable[[], bool] = lambda: True) -> T:
+    """Make the call, and again while another one holds the lock that it needs."""
+    give_up_at = time.monotonic() + seconds
     while True:
         try:
-            return begin()
+            return call()
         except OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() >= give_up_at:
+            if "locked" not in str(error) or time.monotonic() >= give_up_at or not may_go_on():
                 raise
 
 
