@@ -90,10 +90,11 @@ def sqlite_template(
 
 
 @pytest.fixture
-def any_database(request: pytest.FixtureRequest, transactional_db: None) -> Iterator[str]:
-    """Run the test once on each database that the product works on; commits are real. Returns which it is."""
+def any_database(request: pytest.FixtureRequest, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
+    """Run the test once on each database that the product works on; returns which it is."""
     if request.param == "postgres":
         yield request.param
     else:
-        with sqlite.own_file(request.getfixturevalue("sqlite_template"), request.getfixturevalue("tmp_path")):
+        template, folder = (request.getfixturevalue(name) for name in ("sqlite_template", "tmp_path"))
+        with django_db_blocker.unblock(), sqlite.own_file(template, folder):
             yield request.param

@@ -12,7 +12,7 @@ from django_dispatch import conf
 
 DATABASES = ("postgres", "sqlite")
 # What only PostgreSQL has: somebody who hears wakeups, a session beside the store's.
-NEEDS_POSTGRES = {"ear", "database_url"}
+NEEDS_POSTGRES = {"ear", "heard", "listener", "database_url"}
 APPS = ("contenttypes", "auth", "admin", "sessions", "django_dispatch", "shop")
 
 

@@ -7,8 +7,10 @@ else writes until the transaction ends.
 import json
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 from uuid import UUID
+
+from django.conf import settings
 
 from .sqlite_claims import LEASE, OURS, PAUSED, RUN, with_error
 from .sqlite_prune import count_prunable, prune
@@ -71,6 +73,9 @@ def enqueue_and_wake(using: str, new: NewRun, channel: str, payload: str) -> tup
 
 def enqueue_many(using: str, news: Iterable[NewRun]) -> list[Recorded]:
     """Insert the runs, all or none; the answers and the ids are in the order of ``news``."""
+    news = list(news)
+    if not news:
+        return []
     with callers_transaction(using) as tx:
         return [recorded for new in news if (recorded := record(tx, new, "app"))]
 
@@ -87,7 +92,9 @@ def record(tx: Transaction, new: NewRun, source: str) -> Recorded | None:
         give_way(tx, new.unique_key)
     row = new_row(tx, new, source)
     run_id = tx.insert(RUN, row)
-    return None if run_id is None else Recorded(run_id, tx.now, row["status"], moment(row["run_after"]))
+    if run_id is None:
+        return None
+    return Recorded(run_id, _as_read(tx.now), row["status"], _as_read(moment(row["run_after"])))
 
 
 def new_row(tx: Transaction, new: NewRun, source: str) -> dict[str, Any]:
@@ -226,6 +233,15 @@ def _duplicate(using: str, new: NewRun) -> Recorded:
 
 def _is_known(tx: Transaction, uuid: str) -> bool:
     return bool(tx.rows(f"SELECT 1 FROM {RUN} WHERE uuid = %(uuid)s", uuid=uuid))
+
+
+@overload
+def _as_read(value: datetime) -> datetime: ...
+@overload
+def _as_read(value: datetime | None) -> datetime | None: ...
+def _as_read(value: datetime | None) -> datetime | None:
+    """Return a moment as Django reads it from the row."""
+    return value if settings.USE_TZ or value is None else value.replace(tzinfo=None)
 
 
 def _at(tx: Transaction, at: datetime | None, seconds: float | None) -> str | None:

@@ -10,7 +10,7 @@ from tests.wakeups import Ear
 
 
 @pytest.fixture
-def new_store(any_database: str) -> Iterator[Callable[[], Store]]:
+def new_store(any_database: str, transactional_db: None) -> Iterator[Callable[[], Store]]:
     """Open another dispatcher's store. Every implementation keeps the contract."""
     opened: list[Store] = []
 
