@@ -115,7 +115,7 @@ def _database_messages(found: conf.DispatchSettings) -> Iterator[CheckMessage]:
         yield from _sqlite_messages(alias)
     elif connection.vendor != "postgresql":
         yield Error(
-            f"DISPATCH['DATABASE'] is {alias!r}, which is no PostgreSQL database but {connection.vendor}.",
+            f"DISPATCH['DATABASE'] is {alias!r}, which is neither PostgreSQL nor SQLite but {connection.vendor}.",
             hint="Add a PostgreSQL database to DATABASES and name its alias in DISPATCH['DATABASE'].",
             id="django_dispatch.E003",
         )

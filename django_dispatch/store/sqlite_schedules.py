@@ -48,12 +48,8 @@ _DECLARED = (
     *("task", "args", "kwargs", "queue", "priority", "cron", "every", "once_at", "time_zone", "start_at", "end_at"),
     *("catch_up", "catch_up_window", "overlap", "declared_at"),
 )
-_FLAG = f"""
-UPDATE {SCHEDULE} SET problem = %(problem)s
-WHERE enabled AND task NOT IN (SELECT value FROM json_each(%(tasks)s)) AND problem = '' AND {_IS_IN_CODE}
-  AND (planned_revision <> revision OR next_at < %(late)s)
-RETURNING name, task
-"""
+_IS_UNKNOWN = f"""enabled AND task NOT IN (SELECT value FROM json_each(%(tasks)s)) AND problem = '' AND {_IS_IN_CODE}
+  AND (planned_revision <> revision OR next_at < %(late)s)"""
 _STATES = f"""
 SELECT name, enabled, source = 'code' AND declared_at <= %(declared_after)s, CAST(next_at AS text),
   CAST(last_at AS text), problem
@@ -106,9 +102,16 @@ def keep_declared(session: Session, names: Sequence[str]) -> None:
 
 def flag_unknown(session: Session, tasks: Sequence[str], problem: str) -> Sequence[tuple[str, str]]:
     """See Store.flag_unknown()."""
-    params = {"late": seconds_ago(LATE_SECONDS), "declared_after": seconds_ago(DECLARED_SECONDS)}
+    params = {
+        "tasks": list_of(tasks),
+        "late": seconds_ago(LATE_SECONDS),
+        "declared_after": seconds_ago(DECLARED_SECONDS),
+    }
+    if not session.rows(f"SELECT 1 FROM {SCHEDULE} WHERE {_IS_UNKNOWN} LIMIT 1", **params):
+        return []
+    flag = f"UPDATE {SCHEDULE} SET problem = %(problem)s WHERE {_IS_UNKNOWN} RETURNING name, task"
     with session.transaction() as tx:
-        return [(name, task) for name, task in tx.rows(_FLAG, tasks=list_of(tasks), problem=problem, **params)]
+        return [(name, task) for name, task in tx.rows(flag, problem=problem, **params)]
 
 
 def states(session: Session, limit: int) -> Sequence[ScheduleState]:

@@ -10,6 +10,7 @@ The clock is this host's, read when the lock is held. Times are texts in UTC, as
 
 import contextlib
 import json
+import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -125,7 +126,8 @@ class Session:
         self._is_aborted = True
         raw = None if self._connection is None else self._connection.connection
         if raw is not None:
-            raw.interrupt()
+            with contextlib.suppress(sqlite3.ProgrammingError):  # it was closed a moment ago
+                raw.interrupt()
 
     def close(self) -> None:
         """Close the connection, if any."""
