@@ -162,7 +162,7 @@ class TestRunAgain:
         old = send.apply_async(("ada",), {"copies": 2}, timeout=5, max_attempts=4)
         ended = {"status": status, "attempt": 3, "failures": 2, "interruptions": 1, "epoch": 4, "result": 1}
         Run.objects.filter(pk=old.pk).update(**ended, errors=[{}], meta={"x": 1}, progress={}, unique_key="k")
-        with django_assert_num_queries(1 if any_database == "postgres" else 5):
+        with django_assert_num_queries(1 if any_database == "postgres" else 7):
             new = run_again(old)
         assert new.pk > old.pk
         assert (new.task, new.args, new.kwargs) == (send.path, ["ada"], {"copies": 2})

@@ -29,6 +29,7 @@ CALLER_SECONDS = 30.0
 # SQLite tries again ever more rarely, up to ten times a second; a dispatcher begins anew after so long, for others may
 # give the lock to each other in between.
 TURN_SECONDS = 0.05
+TAKE_THE_LOCK = "DELETE FROM django_dispatch_bucket WHERE 0"  # whoever may delete a row is the writer
 
 
 def stamp(moment: datetime) -> str:
@@ -169,6 +170,7 @@ def callers_transaction(using: str) -> Iterator[Transaction]:
     connection = connections[using]
     with contextlib.ExitStack() as stack:
         if connection.in_atomic_block or not connection.get_autocommit():
+            _take_the_lock(connection)
             stack.enter_context(transaction.atomic(using=using))
         else:
             _patiently(lambda: stack.enter_context(_immediate(connection)), CALLER_SECONDS)
@@ -191,6 +193,17 @@ def _immediate(connection: BaseDatabaseWrapper) -> Iterator[None]:
         connection.transaction_mode = mode  # type: ignore[attr-defined]
 
 
+def _take_the_lock(connection: BaseDatabaseWrapper) -> None:
+    """Wait for the lock in a transaction that is under way.
+
+    Not without WAL: there somebody may wait for us to have done with reading.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute("PRAGMA journal_mode")
+        is_patient = cursor.fetchone() == ("wal",)
+    _patiently(lambda: _execute(connection, TAKE_THE_LOCK), CALLER_SECONDS if is_patient else 0.0)
+
+
 def _patiently(call: Callable[[], T], seconds: float, *, may_go_on: Callable[[], bool] = lambda: True) -> T:
     """Make the call, and again while another one holds the lock that it needs."""
     give_up_at = time.monotonic() + seconds
@@ -198,8 +211,14 @@ def _patiently(call: Callable[[], T], seconds: float, *, may_go_on: Callable[[],
         try:
             return call()
         except OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() >= give_up_at or not may_go_on():
+            if not _may_pass(error) or time.monotonic() >= give_up_at or not may_go_on():
                 raise
+
+
+def _may_pass(error: OperationalError) -> bool:
+    """Whether another one holds the lock; who writes after what he has read was changed would be refused for ever."""
+    is_too_late = getattr(error.__cause__, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY_SNAPSHOT
+    return "locked" in str(error) and not is_too_late
 
 
 def _execute(connection: BaseDatabaseWrapper, statement: str) -> None:

@@ -22,7 +22,7 @@ import os
 import time
 from pathlib import Path
 
-from django.db import transaction
+from django.db import models, transaction
 from django_dispatch import task
 
 from .models import Counter
@@ -62,6 +62,16 @@ def count(context):
         counter.value += 1
         counter.save()
     note(f"{context.run_id}")
+
+
+@task(bind=True)
+def hog(context):
+    # It keeps the lock that everybody needs.
+    with transaction.atomic():
+        Counter.objects.update(value=models.F("value") + 1)
+        note(f"start {context.run_id} {context.attempt}")
+        while not (FOLDER / "open").exists():
+            time.sleep(0.01)
 
 
 @task(atomic=True)
