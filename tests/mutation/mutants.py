@@ -10,6 +10,8 @@ sent (its token does not fit), and that no executor is started before there is a
 from pathlib import Path
 from typing import NamedTuple
 
+from .sqlite_mutants import SQLITE_MUTANTS
+
 STATEMENTS = ("django_dispatch/store/statements.py", "django_dispatch/store/housekeeping.py")
 ENQUEUE = "django_dispatch/store/postgres_enqueue.py"
 LEASE = "django_dispatch/dispatcher/lease.py"
@@ -66,7 +68,7 @@ _AGAINST = _store("postgres_races", "TestReclaimAgainstTheDispatcherItself")
 _SWEEPS = _store("postgres_races", "TestSweepsAtTheSameTime")
 _HELD = _store("postgres_races", "TestUnderALongTransaction")
 _ADMIT = _store("admission")
-_TOGETHER = _store("admission", "TestAtTheSameTime")
+_TOGETHER = _store("postgres_admission")
 _UNIQUE_KEYS = _store("unique_keys")
 _DUPLICATES = ("tests/test_duplicates.py",)
 _LIMITED = "tests/faults/test_limited_runs.py::"
@@ -495,5 +497,5 @@ MUTANTS = (
     *(Mutant(QUEUES, *mutant, ("tests/test_queues.py",)) for mutant in _OF_THE_ORDER),
     *(Mutant(SCHEDULES, *mutant) for mutant in _OF_SCHEDULES),
     *(Mutant(RULES, *mutant) for mutant in _OF_RULES),
-    *(Mutant(*mutant) for mutant in _OF_THE_FENCE + _OF_THE_CLAIMS + _OF_LIMITS + _OF_QUEUES),
+    *(Mutant(*mutant) for mutant in _OF_THE_FENCE + _OF_THE_CLAIMS + _OF_LIMITS + _OF_QUEUES + SQLITE_MUTANTS),
 )
