@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from django.db import connection
+from django.utils import timezone
 from pytest_django.plugin import DjangoDbBlocker
 
-from django_dispatch.models import Lease, Run
+from django_dispatch.models import Lease, Run, Schedule
 from tests.kit.project import Project
 from tests.kit.waiting import wait_for
 from tests.sqlite import default_on_sqlite
@@ -78,6 +79,11 @@ def test_a_new_project_runs_with_nothing_set_and_without_a_driver_of_postgresql(
     assert list(Run.objects.order_by("pk").values_list("result", flat=True)) == [3, 7, 11, None, None]
     assert statuses() == [*["SUCCESSFUL"] * 4, "FAILED"]
     assert project.shell("from work.models import Counter; print(Counter.objects.get().value)").strip() == "1"
+    Schedule.objects.create(name="once", task="work.tasks.add", args=[7, 8], once_at=timezone.now())
+    project.shell("from work.tasks import leave_open; leave_open.delay()")
+    wait_for(lambda: statuses()[5:] == ["SUCCESSFUL"] * 2, PATIENCE_SECONDS, what=lambda: dispatcher.log)
+    assert Run.objects.get(schedule__isnull=False).result == 15
+    assert "A body left a transaction open on default; it is rolled back." in dispatcher.log
     dispatcher.terminate()
     assert dispatcher.exit_code() == 0
     assert not Lease.objects.exists()

@@ -62,5 +62,6 @@ SQLITE_MUTANTS = (
     (SCHEDULES, "id = %(id)s AND revision = %(revision)s AND", "id = %(id)s AND", _store("schedules")),
     (SCHEDULES, "if slot not in known", "", _store("schedules")),
     (RULES, "ELSE OLD.revision + 1 END", "ELSE OLD.revision END", _store("schedules")),
-    (RULES, "THEN OLD.next_at ELSE NEW.next_at END,\n    last_at", "THEN NEW.next_at END,\n    last_at", _store("schedules")),
+    (RULES, "THEN OLD.next_at ELSE NEW.next_at END,\n    last_at", "THEN NEW.next_at END,\n    last_at",
+     _store("schedules")),
 )  # fmt: skip
