@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +38,17 @@ OF_A_ROUND = 6
 
 @pytest.fixture
 def new_project(tmp_path: Path, django_db_blocker: DjangoDbBlocker) -> Iterator[Callable[..., Project]]:
-    """Make a project whose database is ours, too."""
-    with django_db_blocker.unblock(), default_on_sqlite(tmp_path / "db.sqlite3"):
-        projects: list[Project] = []
+    """Make a project whose database of runs is ours, too."""
+    with ExitStack() as stack:
+        stack.enter_context(django_db_blocker.unblock())
 
         def new(**options: Any) -> Project:
-            projects.append(Project(tmp_path, **options))
-            return projects[-1]
+            project = Project(tmp_path, **options)
+            stack.enter_context(default_on_sqlite(project.runs))
+            stack.callback(project.close)
+            return project
 
-        try:
-            yield new
-        finally:
-            for project in projects:
-                project.close()
+        yield new
 
 
 def statuses() -> list[str]:
@@ -131,14 +130,18 @@ def test_a_body_that_keeps_the_lock_for_longer_than_the_lease_is_killed_and_undo
 
 
 @pytest.mark.parametrize(
-    "options",
-    [None, {"init_command": "PRAGMA journal_mode = DELETE", "transaction_mode": "IMMEDIATE"}],
-    ids=["as it is", "without WAL"],
+    ("project_options", "mode"),
+    [
+        ({}, "wal"),
+        ({"options": {"init_command": "PRAGMA journal_mode = DELETE", "transaction_mode": "IMMEDIATE"}}, "delete"),
+        ({"has_queue": True, "options": {"transaction_mode": "IMMEDIATE"}}, "wal"),
+    ],
+    ids=["as it is", "without WAL", "in a file of its own"],
 )
 def test_many_write_while_two_dispatchers_drain_and_each_run_is_run_once(
-    new_project: Callable[..., Project], options: dict[str, str] | None
+    new_project: Callable[..., Project], project_options: dict[str, Any], mode: str
 ) -> None:
-    project = new_project(options=options)
+    project = new_project(**project_options)
     project.shell("from work.models import Counter; Counter.objects.create()")
     dispatchers = [
         project.dispatcher(node, *QUICK, "--lease-ttl=15", "--processes=2", "--async-concurrency=0") for node in "ab"
@@ -158,7 +161,7 @@ def test_many_write_while_two_dispatchers_drain_and_each_run_is_run_once(
     assert project.shell("from work.models import Counter; print(Counter.objects.get().value)").strip() == f"{total}"
     with connection.cursor() as cursor:
         cursor.execute("PRAGMA journal_mode")
-        assert cursor.fetchone() == ("wal" if options is None else "delete",)
+        assert cursor.fetchone() == (mode,)
     for dispatcher in dispatchers:
         dispatcher.terminate()
         assert dispatcher.exit_code() == 0

@@ -9,6 +9,11 @@ from typing import Any
 
 from .dispatchers import BASE_DIR, Dispatcher
 
+QUEUE = """
+DATABASES["queue"] = DATABASES["default"] | {"NAME": BASE_DIR / "queue.sqlite3"}
+DATABASE_ROUTERS = ["django_dispatch.routers.DispatchRouter"]
+DISPATCH = {"DATABASE": "queue"}
+"""
 # What a body did is in a file of its run, and not in the database: it is there whatever becomes of the run.
 MODELS = """
 from django.db import models
@@ -90,11 +95,14 @@ def count_once(fails):
 
 
 class Project:
-    """Its folder, its commands, its dispatchers. ``options`` are put into its database's ``OPTIONS``."""
+    """Its folder, its commands, its dispatchers.
 
-    def __init__(self, folder: Path, options: Mapping[str, Any] | None = None) -> None:
+    ``options`` are put into its database's ``OPTIONS``. ``has_queue``: runs are in a file of their own.
+    """
+
+    def __init__(self, folder: Path, *, options: Mapping[str, Any] | None = None, has_queue: bool = False) -> None:
         self.folder = folder
-        self.database = folder / "db.sqlite3"
+        self.runs = folder / ("queue.sqlite3" if has_queue else "db.sqlite3")
         self.dispatchers: list[Dispatcher] = []
         self._env = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("DJANGO_", "PYTEST_"))},
@@ -105,6 +113,8 @@ class Project:
             settings.write('\nINSTALLED_APPS += ["django_dispatch", "work"]\n')
             if options is not None:
                 settings.write(f'DATABASES["default"]["OPTIONS"] = {dict(options)!r}\n')
+            if has_queue:
+                settings.write(QUEUE)
         app = folder / "work"
         app.mkdir()
         (app / "__init__.py").touch()
@@ -113,6 +123,8 @@ class Project:
         # The driver of PostgreSQL need not be there.
         (folder / "psycopg.py").write_text('raise ImportError("There is no psycopg here.")\n')
         self.manage("migrate", "--run-syncdb", "--verbosity=0")
+        if has_queue:
+            self.manage("migrate", "django_dispatch", "--database=queue", "--verbosity=0")
 
     def manage(self, *words: str) -> str:
         """Run a command of the project and return what it said; it must succeed."""
