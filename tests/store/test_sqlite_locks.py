@@ -157,7 +157,7 @@ def test_who_is_not_patient_any_more_says_so_and_the_next_call_works(
 
 
 def test_who_waits_can_be_broken_off(new_store: Callable[..., SqliteStore], writer: Writer, start: Any) -> None:
-    store = new_store(1000.0)
+    store = new_store(2 * PATIENCE_SECONDS)
     lease_id = acquire(store)
     writer.begin()
     renewing = start(lambda: store.renew(lease_id, ttl_seconds=60.0, is_draining=False))
