@@ -60,7 +60,7 @@ SQLITE_MUTANTS = (
     # schedules
     (SCHEDULES, " AND CAST(next_at AS text) IS %(token)s", "", _store("schedules")),
     (SCHEDULES, "id = %(id)s AND revision = %(revision)s AND", "id = %(id)s AND", _store("schedules")),
-    (SCHEDULES, "if slot not in known", "", _store("schedules")),
+    (SCHEDULES, "if slot not in known", "", _store("scheduled_limits")),
     (RULES, "ELSE OLD.revision + 1 END", "ELSE OLD.revision END", _store("schedules")),
     (RULES, "THEN OLD.next_at ELSE NEW.next_at END,\n    last_at", "THEN NEW.next_at END,\n    last_at",
      _store("schedules")),
