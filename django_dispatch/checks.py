@@ -5,7 +5,7 @@ id                    meaning
 ====================  ==========================================================================================
 django_dispatch.E001  ``DISPATCH`` has an unknown key, a nonsense value, or two keys that contradict each other
 django_dispatch.E002  ``DISPATCH["DATABASE"]``, or ``LISTEN_DSN``, is no alias of ``DATABASES``
-django_dispatch.E003  ``DISPATCH["DATABASE"]`` is not PostgreSQL
+django_dispatch.E003  ``DISPATCH["DATABASE"]`` is neither PostgreSQL nor SQLite, or the SQLite is too old
 django_dispatch.E004  psycopg 3 cannot be imported, often for want of libpq; Django falls back to psycopg2 silently
 django_dispatch.E005  a task module cannot be imported
 django_dispatch.E006  ``WAKEUPS`` has ``"arq"``, but django-redis or arq is not installed
@@ -16,19 +16,22 @@ django_dispatch.W003  ``DISPATCH["NOTIFY_CHANNELS"]`` is set, but ``WAKEUPS`` ha
 django_dispatch.W004  ``DISPATCH["METRICS_PORT"]`` is set, but prometheus-client is not installed
 django_dispatch.W005  a schedule has a problem; only with ``check --database``, which asks the database
 django_dispatch.W006  routers would have runs read, written or migrated elsewhere than in ``DISPATCH["DATABASE"]``
+django_dispatch.W007  on SQLite, transactions that read first would be refused when they write: "database is locked"
+django_dispatch.I001  ``DISPATCH["DATABASE"]`` is on SQLite: what cannot be had there
 ====================  ==========================================================================================
 
 They have two tags, beside Django's own for the database, because the dispatcher must not import task modules: a command
 that names ``requires_system_checks = [SETTINGS_TAG]`` leaves E005 out.
 """
 
+import sqlite3
 from collections.abc import Collection, Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
 from django.apps import AppConfig
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, Tags, Warning, register
+from django.core.checks import CheckMessage, Error, Info, Tags, Warning, register
 from django.db import DatabaseError, connections, router
 
 from django_dispatch import conf
@@ -41,6 +44,7 @@ TASKS_TAG = "django_dispatch_tasks"
 PGBOUNCER_PORT = "6432"
 SIGNS_OF_A_CONNECTION_STRING = ("=", "://")
 MOST_SCHEDULES = 20
+OLDEST_SQLITE = (3, 35)  # the first with RETURNING
 REDIS_PACKAGES = ("django_redis", "arq")
 
 
@@ -93,7 +97,7 @@ def check_schedules(
             )
             for name, problem in flagged.values_list("name", "problem")[:MOST_SCHEDULES]
         ]
-    except DatabaseError:  # not migrated yet, or no PostgreSQL: others say so
+    except DatabaseError:  # not migrated yet: others say so
         return []
 
 
@@ -107,22 +111,49 @@ def _database_messages(found: conf.DispatchSettings) -> Iterator[CheckMessage]:
         )
         return
     connection = connections[alias]
-    if connection.vendor != "postgresql":
+    if connection.vendor == "sqlite":
+        yield from _sqlite_messages(alias)
+    elif connection.vendor != "postgresql":
         yield Error(
-            f"DISPATCH['DATABASE'] is {alias!r}, which is no PostgreSQL database but {connection.vendor}.",
+            f"DISPATCH['DATABASE'] is {alias!r}, which is neither PostgreSQL nor SQLite but {connection.vendor}.",
             hint="Add a PostgreSQL database to DATABASES and name its alias in DISPATCH['DATABASE'].",
             id="django_dispatch.E003",
         )
         return
-    yield from _listen_messages(found)
+    else:
+        yield from _listen_messages(found)
     yield from _router_messages(alias)
     if found.notify_channels and "pg_notify" not in found.wakeups:
         yield Warning(
             f"Nobody hears {', '.join(sorted(found.notify_channels))}: DISPATCH['WAKEUPS'] has no 'pg_notify'.",
-            hint="Add \"pg_notify\" to DISPATCH['WAKEUPS'], or remove NOTIFY_CHANNELS.",
+            hint="Add \"pg_notify\" to DISPATCH['WAKEUPS'], which needs PostgreSQL, or remove NOTIFY_CHANNELS.",
             id="django_dispatch.W003",
         )
-    yield from _psycopg_messages()
+    if connection.vendor == "postgresql":
+        yield from _psycopg_messages()
+
+
+def _sqlite_messages(alias: str) -> Iterator[CheckMessage]:
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        oldest = ".".join(map(str, OLDEST_SQLITE))
+        yield Error(
+            f"DISPATCH['DATABASE'] is {alias!r}, on SQLite {sqlite3.sqlite_version}; it must be {oldest} or newer.",
+            hint="Use a Python that was built with a newer SQLite, or PostgreSQL.",
+            id="django_dispatch.E003",
+        )
+    mode = str(connections[alias].settings_dict.get("OPTIONS", {}).get("transaction_mode") or "DEFERRED").upper()
+    if mode == "DEFERRED":
+        yield Warning(
+            f"Transactions on {alias!r} that read first and write later may fail at once: database is locked.",
+            hint='Set "OPTIONS": {"transaction_mode": "IMMEDIATE"} for it in DATABASES: then they wait their turn.',
+            id="django_dispatch.W007",
+        )
+    yield Info(
+        f"Runs are kept on SQLite ({alias!r}): dispatchers find them by polling, and all who write take turns.",
+        hint="There are no wakeups, no control commands (dispatcherctl, ask()), no runs that come as messages, and one"
+        " host alone. For many writers or quick starts use PostgreSQL. See docs/sqlite.md.",
+        id="django_dispatch.I001",
+    )
 
 
 def _redis_messages(found: conf.DispatchSettings) -> Iterator[CheckMessage]:

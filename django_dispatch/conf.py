@@ -13,6 +13,7 @@ from typing import Any
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
+from django.db import connections
 
 from .exceptions import InvalidOption
 from .patterns import PRIVATE_PREFIX, is_plain, serves
@@ -29,6 +30,8 @@ WAKEUPS = ("pg_notify", "arq")
 NOTIFIES = ("always", "idle", "off")
 MAX_CHANNEL_BYTES = 63  # PostgreSQL cuts a longer name off
 LONGEST_SECONDS = 10 * 365 * 86_400.0
+# Nobody can be told of anything there: the poll is all there is.
+SQLITE_DEFAULTS = {"WAKEUPS": [], "POLL_INTERVAL": 0.5}
 # Their values may hold a password, which must not reach a log by way of an error message.
 SECRET_KEYS = frozenset({"LISTEN_DSN"})
 
@@ -308,6 +311,19 @@ def _contradictions(candidate: DispatchSettings) -> Iterator[Problem]:
             f"DISPATCH['POLL_INTERVAL'] is {candidate.poll_interval_seconds:g} s, not less than LEASE_TTL ({ttl:g} s).",
             "Lower POLL_INTERVAL: it bounds how late a run starts when a wakeup is lost.",
         )
+    if "pg_notify" in candidate.wakeups and _is_on_sqlite(candidate.database):
+        yield Problem(
+            "WAKEUPS",
+            f"DISPATCH['WAKEUPS'] has 'pg_notify', but {candidate.database!r} is a database of SQLite.",
+            "Leave WAKEUPS out: dispatchers poll there.",
+        )
+
+
+def _is_on_sqlite(alias: Any) -> bool:
+    try:
+        return bool(connections[alias].vendor == "sqlite")
+    except Exception:  # there is no such alias, or its driver cannot be imported: a check says so
+        return False
 
 
 def examine(raw: Any, **overrides: Any) -> tuple[DispatchSettings | None, list[Problem]]:
@@ -319,6 +335,8 @@ def examine(raw: Any, **overrides: Any) -> tuple[DispatchSettings | None, list[P
         message = f"DISPATCH must be a dict, not a {type(raw).__name__}."
         return None, [Problem("DISPATCH", message, "Write DISPATCH = {...}, or leave it out: every key has a default.")]
     merged = dict(raw) | {key.upper(): value for key, value in overrides.items() if value is not None}
+    if _is_on_sqlite(merged.get("DATABASE", "default")):
+        merged = SQLITE_DEFAULTS | merged
     values: dict[str, Any] = {}
     problems: list[Problem] = []
     for item in _parsed(merged):

@@ -20,9 +20,8 @@ from .limits import check_key
 from .metrics.enqueued import enqueued
 from .patterns import PRIVATE_PREFIX, private_queue, serves
 from .retry import as_seconds
-from .store import postgres_enqueue as store
-from .store.postgres_unique import enqueue_unique
-from .store.values import NewRun
+from .store.values import NewRun, Recorded
+from .store.vendors import callers
 from .wakeups.base import CHANNEL, Wakeup, blocked_wakeups
 from .wakeups.sending import awaited, may_ride, wake_after_commit, wake_now
 
@@ -207,10 +206,10 @@ def enqueue(new: NewRun) -> "Run":
         return enqueue_many([new])[0]
     wakeup = _wakeup(new, is_due=True)
     if not new.has_moments and may_ride(using, wakeup):
-        recorded, is_sent = store.enqueue_and_wake(using, new, CHANNEL, wakeup.encode(), awaited(wakeup))
+        recorded, is_sent = callers(using).enqueue_and_wake(using, new, CHANNEL, wakeup.encode(), awaited(wakeup))
         wake_now(using, wakeup, is_notified=is_sent)
     else:
-        recorded = store.enqueue(using, new)
+        recorded = callers(using).enqueue(using, new)
         wake_after_commit(using, _wakeup(new, is_due=recorded.status != "SCHEDULED"))
     count_after_commit(using, {(new.task, new.queue): 1})
     return _run(using, new, recorded)
@@ -219,7 +218,7 @@ def enqueue(new: NewRun) -> "Run":
 class Runs(Sequence["Run"]):
     """The runs of one bulk, in the order given. Each is made when it is first looked at: most are never."""
 
-    def __init__(self, using: str, news: Sequence[NewRun], recorded: Sequence[store.Recorded]) -> None:
+    def __init__(self, using: str, news: Sequence[NewRun], recorded: Sequence[Recorded]) -> None:
         self._using = using
         self._news = news
         self._recorded = recorded
@@ -252,7 +251,8 @@ def enqueue_many(news: Iterable[NewRun]) -> Runs:
     using = conf.current().database
     news = list(news)
     is_unique = any(new.may_be_duplicate for new in news)
-    runs = enqueue_unique(using, news) if is_unique else store.enqueue_many(using, news)
+    store = callers(using)
+    runs = store.enqueue_unique(using, news) if is_unique else store.enqueue_many(using, news)
     wakeups = dict.fromkeys(
         _wakeup(new, is_due=recorded.status != "SCHEDULED")
         for new, recorded in zip(news, runs, strict=True)
@@ -272,7 +272,8 @@ def broadcast(news: Iterable[NewRun]) -> "list[Run]":
     All or none. A run that finds no dispatcher is recorded all the same, for one that there never was: it is cancelled
     as one whose dispatcher is gone.
     """
-    dispatchers = store.active_dispatchers(conf.current().database)
+    using = conf.current().database
+    dispatchers = callers(using).active_dispatchers(using)
     copies: list[NewRun] = []
     firsts: list[int] = []
     for new in news:
@@ -303,7 +304,7 @@ def _wakeup(new: NewRun, *, is_due: bool) -> Wakeup:
     return Wakeup("ready", new.queue) if new.blocked_by is None else Wakeup("blocked", new.blocked_by)
 
 
-def _run(using: str, new: NewRun, recorded: store.Recorded) -> "Run":
+def _run(using: str, new: NewRun, recorded: Recorded) -> "Run":
     """The row that was written, as its model, without asking for it again: nothing deferred, no expression left."""
     from .models import Run
 
@@ -346,7 +347,7 @@ def _run(using: str, new: NewRun, recorded: store.Recorded) -> "Run":
     return Run.from_db(using, names, [values.get(name) for name in names])
 
 
-def _expires_at(new: NewRun, recorded: store.Recorded) -> datetime | None:
+def _expires_at(new: NewRun, recorded: Recorded) -> datetime | None:
     if new.expires_seconds is None:
         return new.expires_at
     return recorded.enqueued_at + timedelta(seconds=new.expires_seconds)

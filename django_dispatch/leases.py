@@ -12,8 +12,8 @@ from typing import Self
 from uuid import UUID, uuid4
 
 from . import conf
-from .store.postgres import open_store
 from .store.values import ClaimedRun, NewLease, Reclaimed, Settlement
+from .store.vendors import open_store
 
 RECLAIM_GRACE_SECONDS = 2.0
 

@@ -16,8 +16,7 @@ from .arguments import is_storable
 from .enqueue import check_duration, check_moment, check_queue, count_after_commit, enqueue_many
 from .exceptions import InvalidOption
 from .schedules import NO_BROADCAST
-from .store import postgres_enqueue as store
-from .store import postgres_queues as queues
+from .store.vendors import callers
 from .wakeups.base import Wakeup, blocked_wakeups
 from .wakeups.sending import wake_after_commit
 
@@ -50,7 +49,7 @@ def cancel_many(runs: "Iterable[Run | int]") -> dict[int, CancelAnswer]:
     """Cancel many runs in one statement, and return each id's answer. See cancel()."""
     using = conf.current().database
     answers = dict.fromkeys(map(_id_of, runs), CancelAnswer.UNKNOWN)
-    found = store.cancel(using, answers.keys())
+    found = callers(using).cancel(using, answers.keys())
     answers |= {run.id: CancelAnswer(run.answer) for run in found}
     for lease_id in dict.fromkeys(run.lease_id for run in found if run.lease_id is not None):
         wake_after_commit(using, Wakeup("cancel", str(lease_id)))
@@ -68,7 +67,7 @@ def run_again(run: "Run | int") -> "Run":
     Raises InvalidOption if the run has not ended or does not exist.
     """
     using = conf.current().database
-    new = store.rerun(using, _id_of(run), limited_queues=conf.current().queue_limits.keys())
+    new = callers(using).rerun(using, _id_of(run), limited_queues=conf.current().queue_limits.keys())
     if new is None:
         raise InvalidOption(f"Run {_id_of(run)} cannot be run again: it has not ended, or does not exist.")
     wakeup = Wakeup("ready", new.queue) if new.blocked_by is None else Wakeup("blocked", new.blocked_by)
@@ -112,17 +111,17 @@ def pause_queue(name: str, *, reason: str = "", until: datetime | timedelta | No
         seconds = check_duration("until", until).total_seconds()
         if not seconds:
             raise InvalidOption("until must be later than now.")
-        return queues.pause(using, name, reason=reason, by=by, seconds=seconds)
+        return callers(using).pause(using, name, reason=reason, by=by, seconds=seconds)
     moment = None if until is None else check_moment(until, name="until")
     if moment is not None and moment <= timezone.now():
         raise InvalidOption(f"until must be later than now, not {until!r}.")
-    return queues.pause(using, name, reason=reason, by=by, until=moment)
+    return callers(using).pause(using, name, reason=reason, by=by, until=moment)
 
 
 def resume_queue(name: str) -> bool:
     """Have a queue claimed from again, and wake dispatchers after the commit; return whether it was paused."""
     using = conf.current().database
-    was_paused = queues.resume(using, check_queue(name))
+    was_paused = callers(using).resume(using, check_queue(name))
     wake_after_commit(using, Wakeup("ready", name))
     return was_paused
 

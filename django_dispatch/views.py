@@ -14,8 +14,8 @@ from .metrics import HINT, can_be_exposed
 from .metrics.backlogs import FRESH_SECONDS, PATIENCE_SECONDS, SHARE, backlog_families
 from .metrics.enqueued import enqueued
 from .metrics.families import Family, gauge
-from .store.postgres import open_store
 from .store.values import Backlog
+from .store.vendors import open_store
 
 STATEMENT_SECONDS = 2.0
 

@@ -12,11 +12,24 @@ from pytest_django.plugin import DjangoDbBlocker
 
 from testproject import postgres
 
+from . import sqlite
+
 pytest_plugins = ["tests.kit.fixtures"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--pg-bin", default=os.environ.get("PG_BIN"), help="folder of another PostgreSQL's programs")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run what uses ``any_database`` on each; but what needs PostgreSQL, on that alone."""
+    if "any_database" in metafunc.fixturenames:
+        is_postgres_only = (
+            not sqlite.NEEDS_POSTGRES.isdisjoint(metafunc.fixturenames)
+            or metafunc.definition.get_closest_marker("postgres") is not None
+            or metafunc.module.__name__.rpartition(".")[2].startswith("test_postgres")
+        )
+        metafunc.parametrize("any_database", sqlite.DATABASES[: 1 if is_postgres_only else None], indirect=True)
 
 
 @pytest.fixture(scope="session")
@@ -65,3 +78,23 @@ def django_db_setup(
 def database_url(server_url: str, django_db_setup: None) -> str:
     """The test database's address, for the DATABASE_URL of processes that a test starts."""
     return urlsplit(server_url)._replace(path=f"/{settings.DATABASES['default']['NAME']}").geturl()
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(
+    django_db_setup: None, django_db_blocker: DjangoDbBlocker, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A file of SQLite with all tables and nothing in them."""
+    with django_db_blocker.unblock():
+        return sqlite.make_template(tmp_path_factory.mktemp("sqlite"))
+
+
+@pytest.fixture
+def any_database(request: pytest.FixtureRequest, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
+    """Run the test once on each database that the product works on; returns which it is."""
+    if request.param == "postgres":
+        yield request.param
+    else:
+        template, folder = (request.getfixturevalue(name) for name in ("sqlite_template", "tmp_path"))
+        with django_db_blocker.unblock(), sqlite.own_file(template, folder):
+            yield request.param

@@ -26,7 +26,7 @@ from django.utils.html import escape
 from django_dispatch.admin import changelist, display, leases, runs
 from django_dispatch.models import Lease, Run, Status
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("any_database")]
 
 SECOND = timedelta(seconds=1)
 ALIVE = UUID(int=1)
@@ -45,6 +45,8 @@ def a_run(status: str = "READY", **fields: Any) -> Run:
         needed = {"lease_id": ALIVE, "attempt": 1, "started_at": timezone.now()}
     elif status == "SCHEDULED":
         needed = {"run_after": timezone.now() + timedelta(hours=1)}
+    elif status == "BLOCKED":
+        needed = {"blocked_by": fields.get("concurrency_key") or "queue:default"}
     elif status in ("SUCCESSFUL", "FAILED", "CANCELLED"):
         needed = {"attempt": 1, "started_at": timezone.now(), "finished_at": timezone.now()}
     return Run.objects.create(**{"task": "shop.tasks.add", "status": status} | needed | fields)
@@ -273,6 +275,7 @@ def test_a_filtered_list_is_counted_up_to_the_limit(admin_client: Client, monkey
     assert "the newest 3 runs of more" in text_of(runs_page(admin_client, status="READY"))
 
 
+@pytest.mark.postgres
 def test_a_large_table_is_not_counted_but_estimated(admin_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(60):
         a_run()
@@ -511,6 +514,7 @@ def test_a_lease_page_shows_who_it_is(admin_client: Client) -> None:
     assert ">all<" in html
 
 
+@pytest.mark.postgres
 def test_held_runs_are_counted_by_the_lease_index(admin_client: Client) -> None:
     a_lease()
     with CaptureQueriesContext(connection) as captured:
@@ -616,9 +620,8 @@ def test_what_is_cut_off_is_not_even_encoded() -> None:
 
 
 def test_a_run_that_waits_at_a_limit_says_at_which(admin_client: Client) -> None:
-    run = a_run(
-        concurrency_key="key:tenant-7", concurrency_limit=3, unique_key="discard:key:tenant-7", fair_key="of tenant 7"
-    )
+    limits = {"concurrency_key": "key:tenant-7", "concurrency_limit": 3, "unique_key": "discard:key:tenant-7"}
+    run = a_run("BLOCKED", **limits, fair_key="of tenant 7")
     page = run_page(admin_client, run)
     assert "Blocked by" in page
     assert page.count("key:tenant-7") >= 3

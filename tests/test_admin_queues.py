@@ -16,7 +16,7 @@ from django_dispatch import pause_queue
 from django_dispatch.models import PausedQueue, Run
 from tests.wakeups import Ear
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("any_database")]
 
 LIST = "admin:django_dispatch_pausedqueue_changelist"
 ADD = "admin:django_dispatch_pausedqueue_add"

@@ -15,7 +15,7 @@ from django_dispatch.models import Run, Schedule
 
 from .test_admin import a_client_with, text_of
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("any_database")]
 
 TASK = "tests.kit.tasks.gated"
 LIST = "admin:django_dispatch_schedule_changelist"

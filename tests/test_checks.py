@@ -16,6 +16,8 @@ from django.db import connections
 from django_dispatch import checks
 from django_dispatch.models import Schedule
 
+ON_SQLITE = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
+
 
 @pytest.fixture
 def add_database() -> Iterator[Callable[..., None]]:
@@ -76,10 +78,38 @@ def test_e002_an_alias_that_does_not_exist(settings: Any) -> None:
     assert "'nowhere'" in message.msg
 
 
-def test_e003_a_database_that_is_not_postgresql(settings: Any, add_database: Callable[..., None]) -> None:
-    add_database("file", ENGINE="django.db.backends.sqlite3", NAME=":memory:")
-    settings.DISPATCH = {"DATABASE": "file"}
+def test_e003_a_database_that_keeps_no_runs(
+    settings: Any, add_database: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_database("dummy", ENGINE="django.db.backends.dummy")
+    settings.DISPATCH = {"DATABASE": "dummy"}
     assert ids_of(checks.check_settings()) == ["django_dispatch.E003"]
+    add_database("file", **ON_SQLITE, OPTIONS={"transaction_mode": "IMMEDIATE"})
+    settings.DISPATCH = {"DATABASE": "file"}
+    monkeypatch.setattr("sqlite3.sqlite_version_info", (3, 34, 1))
+    assert ids_of(checks.check_settings()) == ["django_dispatch.E003", "django_dispatch.I001"]
+
+
+@pytest.mark.parametrize(
+    ("options", "ids"),
+    [
+        ({}, ["django_dispatch.W007", "django_dispatch.I001"]),
+        ({"transaction_mode": "DEFERRED"}, ["django_dispatch.W007", "django_dispatch.I001"]),
+        ({"transaction_mode": "immediate"}, ["django_dispatch.I001"]),
+        ({"transaction_mode": "EXCLUSIVE"}, ["django_dispatch.I001"]),
+    ],
+    ids=str,
+)
+def test_i001_and_w007_what_is_lost_on_sqlite(
+    settings: Any, add_database: Callable[..., None], options: dict[str, str], ids: list[str]
+) -> None:
+    add_database("file", **ON_SQLITE, OPTIONS=options)
+    settings.DISPATCH = {"DATABASE": "file"}
+    assert ids_of(checks.check_settings()) == ids
+    settings.DISPATCH = {"DATABASE": "file", "NOTIFY_CHANNELS": {"jobs": "default"}}
+    assert ids_of(checks.check_settings()) == [*ids, "django_dispatch.W003"]
+    settings.DISPATCH = {"DATABASE": "file", "WAKEUPS": ["pg_notify"]}
+    assert ids_of(checks.check_settings()) == ["django_dispatch.E001"]
 
 
 @pytest.mark.parametrize("pooled", [{"DISABLE_SERVER_SIDE_CURSORS": True}, {"PORT": 6432}, {"PORT": "6432"}])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
 from django.test import override_settings
 
 from django_dispatch import conf
@@ -304,3 +305,19 @@ def test_load_names_every_broken_key(settings: Any) -> None:
         conf.load()
     assert "LEASE_TTL" in str(error.value)
     assert "NOPE" in str(error.value)
+
+
+def test_on_sqlite_nobody_is_woken_and_polls_are_short_unless_said_otherwise() -> None:
+    connections.settings["file"] = connections.settings["default"] | {"ENGINE": "django.db.backends.sqlite3"}
+    try:
+        found, _ = conf.examine({"DATABASE": "file"})
+        assert found is not None
+        assert (found.wakeups, found.poll_interval_seconds) == ((), 0.5)
+        found, _ = conf.examine({"DATABASE": "file", "WAKEUPS": ["arq"]}, poll_interval=2)
+        assert found is not None
+        assert (found.wakeups, found.poll_interval_seconds) == (("arq",), 2.0)
+        found, problems = conf.examine({"DATABASE": "file", "WAKEUPS": ["pg_notify"]})
+        assert (found, [problem.key for problem in problems]) == (None, ["WAKEUPS"])
+    finally:
+        del connections["file"]
+        del connections.settings["file"]

@@ -54,7 +54,7 @@ def test_settings_page_names_every_key_and_no_other() -> None:
 
 
 def test_settings_page_names_every_check_and_no_other() -> None:
-    ids = set(re.findall(r"django_dispatch\.[EW]\d{3}", Path(checks.__file__).read_text()))
+    ids = set(re.findall(r"django_dispatch\.[EIW]\d{3}", Path(checks.__file__).read_text()))
     assert rows(read("settings.md").split("## Checks")[1]) == ids
 
 

@@ -18,7 +18,7 @@ from tests.kit import limited
 from tests.kit.waiting import wait_for
 from tests.wakeups import Ear
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("any_database")]
 
 BLOCKED_BACKENDS = "SELECT count(*) FROM pg_stat_activity WHERE cardinality(pg_blocking_pids(pid)) > 0"
 
@@ -127,6 +127,7 @@ class TestDiscard:
         assert sum(new) == len(stored()) == 300
 
 
+@pytest.mark.postgres
 class TestWhatHappensInBetween:
     @pytest.fixture
     def other(self) -> Iterator["psycopg.Connection[Any]"]:
@@ -236,6 +237,7 @@ class TestReplace:
         assert [run.status for run in stored()] == ["RUNNING", "CANCELLED", "READY"]
         assert (second.pk, third.is_duplicate, stored()[0].pk) == (stored()[1].pk, False, first.pk)
 
+    @pytest.mark.postgres
     def test_one_that_comes_in_between_gives_way_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
         limited.replace.delay("a", 1)
         whole = postgres_unique._holders
@@ -292,6 +294,7 @@ class TestIdempotencyKey:
             limited.whole.delay_many([(1,)], idempotency_key="a")
 
 
+@pytest.mark.postgres
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 def test_under_other_isolation_levels_the_database_refuses_what_it_cannot_see(level: str) -> None:
     with pytest.raises(OperationalError, match="could not serialize"), transaction.atomic():
@@ -382,7 +385,7 @@ class TestKeys:
 @pytest.fixture
 def claim_all() -> Iterator[Any]:
     """Admit and claim, as a dispatcher does."""
-    from django_dispatch.store.postgres import open_store
+    from django_dispatch.store.vendors import open_store
     from tests.store.tables import acquire, claim
 
     store = open_store("default", "test", statement_timeout_seconds=20.0)

@@ -32,8 +32,11 @@ from django_dispatch.enqueue import enqueue
 from django_dispatch.models import Run
 from django_dispatch.store import postgres_enqueue
 from django_dispatch.store.values import NewRun
+from django_dispatch.store.vendors import callers
 from django_dispatch.wakeups import sending
 from django_dispatch.wakeups.base import CHANNEL, Wakeup
+
+pytestmark = pytest.mark.usefixtures("any_database")
 
 
 @task
@@ -70,6 +73,8 @@ def attributes(run: Run) -> dict[str, Any]:
 
 
 def database_now() -> datetime:
+    if connection.vendor == "sqlite":
+        return datetime.now(UTC)
     with connection.cursor() as cursor:
         cursor.execute("SELECT clock_timestamp()")
         now = cursor.fetchone()[0]
@@ -126,6 +131,7 @@ class TestDelay:
         run = enqueue(NewRun(task="t", meta='{"trace": "1-2"}'))
         assert run.meta == Run.objects.get(pk=run.pk).meta == {"trace": "1-2"}
 
+    @pytest.mark.postgres
     def test_it_is_one_statement(self, db: None, django_assert_num_queries: Any) -> None:
         with django_assert_num_queries(1):
             run = add.delay(1)
@@ -162,6 +168,7 @@ class TestDelay:
         assert differing <= {"id", "enqueued_at", "source"}
 
 
+@pytest.mark.postgres
 def test_every_statement_works_with_parameters_bound_by_the_server(transactional_db: None) -> None:
     bound = connections["bound"] = connection.copy("bound")
     bound.settings_dict["OPTIONS"] = {**bound.settings_dict["OPTIONS"], "server_side_binding": True}
@@ -301,6 +308,7 @@ class TestApplyAsync:
     def test_a_priority_of_zero_wins_too(self, db: None) -> None:
         assert send.apply_async(["ada"], priority=0).priority == 0
 
+    @pytest.mark.postgres
     @pytest.mark.parametrize("countdown", [3600, 3600.0, SOON])
     def test_a_countdown_runs_from_now_by_the_clock_of_the_database(
         self, transactional_db: None, countdown: Any
@@ -386,6 +394,7 @@ class TestApplyAsync:
         assert not Run.objects.exists()
 
 
+@pytest.mark.postgres
 @pytest.mark.parametrize("moment", [datetime(2060, 1, 1, 12), datetime(2060, 1, 1, 11, tzinfo=UTC)])
 def test_without_time_zone_support_times_are_naive_in_the_zone_of_the_site(db: None, moment: datetime) -> None:
     # A zone that a middleware activated means nothing then.
@@ -404,6 +413,7 @@ class TestDelayMany:
         rows = list(Run.objects.order_by("id"))
         assert [attributes(row) for row in rows] == [attributes(run) for run in runs]
 
+    @pytest.mark.postgres
     def test_a_chunk_is_one_statement_and_more_of_them_are_one_transaction(
         self, db: None, monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: Any
     ) -> None:
@@ -449,7 +459,7 @@ class TestDelayMany:
     def test_what_the_database_refuses_late_takes_twenty_thousand_with_it(self, transactional_db: None) -> None:
         news = [NewRun(task="t", priority=101 if n == 15_000 else 0) for n in range(20_000)]
         with pytest.raises(IntegrityError, match="dispatch_run_priority"):
-            postgres_enqueue.enqueue_many("default", news)
+            callers("default").enqueue_many("default", news)
         assert not Run.objects.exists()
 
     @pytest.mark.parametrize("call", ["ab", [1], 1, {"a": 1}])
@@ -467,7 +477,7 @@ class TestDelayMany:
         monkeypatch.setattr(postgres_enqueue, "CHUNK_RUNS", 2)
         news = [NewRun(task="t", priority=priority) for priority in (0, 0, 0, 101)]
         with pytest.raises(IntegrityError, match="dispatch_run_priority"):
-            postgres_enqueue.enqueue_many("default", news)
+            callers("default").enqueue_many("default", news)
         assert not Run.objects.exists()
 
     def test_no_call_is_no_query(self, db: None, django_assert_num_queries: Any) -> None:

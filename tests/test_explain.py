@@ -16,7 +16,7 @@ from django_dispatch.explain import Cause, explain
 from django_dispatch.models import Bucket, Lease, PausedQueue, Run
 from django_dispatch.patterns import private_queue
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("any_database")]
 
 HOUR = timedelta(hours=1)
 
@@ -138,7 +138,7 @@ def test_a_task_that_nobody_knows() -> None:
 
 def test_a_key_that_other_runs_hold() -> None:
     lease_id = a_dispatcher("*")
-    run = a_run(status="BLOCKED", concurrency_key="k", concurrency_limit=2)
+    run = a_run(status="BLOCKED", blocked_by="k", concurrency_key="k", concurrency_limit=2)
     first = a_running(lease_id, concurrency_key="k", places=1)
     a_running(lease_id, concurrency_key="other", places=1)
     assert the_cause(run, "admission").data == {"key": "k"}
@@ -151,7 +151,7 @@ def test_a_key_that_other_runs_hold() -> None:
 def test_a_queue_that_lets_so_many_run_at_once(settings: Any) -> None:
     settings.DISPATCH = {**settings.DISPATCH, "QUEUE_LIMITS": {"default": 1}}
     lease_id = a_dispatcher("*")
-    run = a_run(status="BLOCKED")
+    run = a_run(status="BLOCKED", blocked_by="queue:default")
     assert the_cause(run, "admission").data == {"key": "queue:default"}
     holder = a_running(lease_id, places=2)
     cause = the_cause(run, "key")
@@ -161,7 +161,7 @@ def test_a_queue_that_lets_so_many_run_at_once(settings: Any) -> None:
 
 def test_a_rate_that_lets_the_next_pass_later() -> None:
     a_dispatcher("*")
-    run = a_run(status="BLOCKED", concurrency_key="k", rate_amount=2, rate_seconds=3600.0)
+    run = a_run(status="BLOCKED", blocked_by="k", concurrency_key="k", rate_amount=2, rate_seconds=3600.0)
     assert the_cause(run, "admission").data == {"key": "k"}
     bucket = Bucket.objects.create(key="k", tokens=0.5, filled_at=timezone.now())
     cause = the_cause(run, "rate")

@@ -12,6 +12,7 @@ import psycopg
 import pytest
 from django.core.management import call_command
 from django.db import connection, connections
+from pytest_django.plugin import DjangoDbBlocker
 
 from django_dispatch.models import Run
 from django_dispatch.store.postgres import open_store
@@ -19,6 +20,7 @@ from django_dispatch.store.session import connection_params
 from django_dispatch.store.values import NewLease
 
 from .databases import own_database
+from .sqlite import own_file
 from .wakeups import Ear
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -344,3 +346,23 @@ class TestProjects:
 def test_the_suite_s_own_project_wants_no_other_migrations(db: None) -> None:
     call_command("makemigrations", "--check", "--dry-run", verbosity=0)
     assert connection.vendor == "postgresql"
+
+
+def test_on_sqlite_they_make_the_same_indexes_and_can_be_taken_back(
+    sqlite_template: Path, tmp_path: Path, django_db_blocker: DjangoDbBlocker
+) -> None:
+    def named(kind: str) -> set[str]:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT name FROM sqlite_master WHERE type = %s AND name LIKE %s", [kind, "%dispatch%"])
+            return {name for (name,) in cursor.fetchall() if not name.startswith("sqlite_autoindex")}
+
+    with django_db_blocker.unblock(), own_file(sqlite_template, tmp_path):
+        tables = named("table")
+        assert named("trigger") == {"django_dispatch_replan"}
+        wanted = {index.name for index in Run._meta.indexes}
+        assert wanted <= named("index")
+        call_command("migrate", "django_dispatch", "zero", verbosity=0, skip_checks=True)
+        assert (named("table"), named("trigger"), named("index")) == (set(), set(), set())
+        call_command("migrate", "django_dispatch", verbosity=0, skip_checks=True)
+        assert (named("table"), named("trigger")) == (tables, {"django_dispatch_replan"})
+        call_command("makemigrations", "--check", "--dry-run", verbosity=0)

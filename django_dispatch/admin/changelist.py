@@ -8,6 +8,7 @@ from uuid import UUID
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import Paginator
+from django.db import connections
 from django.db.models import QuerySet
 from django.db.models.expressions import Combinable
 from django.http import HttpRequest
@@ -63,9 +64,12 @@ class BoundedPaginator(RunPaginator):
 
     @cached_property
     def estimate(self) -> int | None:
-        """The planner's guess at the size of the whole table; None if it is small, or a filter makes guesses wild."""
+        """The planner's guess at the size of the whole table.
+
+        None if it is small, if a filter makes guesses wild, or if the planner does not say.
+        """
         runs = self._runs
-        if runs.query.where:
+        if runs.query.where or "JSON" not in connections[runs.db].features.supported_explain_formats:
             return None
         plan = json.loads(runs.order_by().values("pk").explain(format="json"))[0]["Plan"]
         return plan["Plan Rows"] if plan["Plan Rows"] > COUNT_LIMIT else None

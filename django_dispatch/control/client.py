@@ -6,17 +6,20 @@ could never be answered within it. It listens before it asks, so that no reply i
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-import psycopg
 from asgiref.sync import sync_to_async
+from django.db import DatabaseError, connections
 
 from .. import conf
 from ..exceptions import ControlError
-from ..store.postgres_control import ControlSession, LiveDispatcher, control_session
 from .wire import Assembler, BadMessage, compose_command, parse
+
+if TYPE_CHECKING:
+    from ..store.postgres_control import ControlSession, LiveDispatcher
 
 TIMEOUT_SECONDS = 5.0
 
@@ -60,9 +63,9 @@ def send(command: str, data: Mapping[str, Any] | None = None, *, node: str | Non
     """
     settings = _settings_to_be_heard(command)
     try:
-        with control_session(settings.database, settings.listen_dsn) as session:
+        with _session(settings) as session:
             session.send(settings.control_channel, compose_command(command, data, node=node))
-    except (psycopg.Error, BadMessage) as error:
+    except (DatabaseError, BadMessage) as error:
         raise _cannot(command, error) from error
 
 
@@ -82,7 +85,7 @@ def ask(
     """
     settings = _settings_to_be_heard(command)
     try:
-        with control_session(settings.database, settings.listen_dsn) as session:
+        with _session(settings) as session:
             live = [one for one in session.live() if node is None or one.node == node]
             replies = Replies(len(live) if expected_replies is None else expected_replies)
             if replies.expected:
@@ -96,7 +99,7 @@ def ask(
                 session.send(settings.control_channel, compose_command(command, data, reply_to=reply_to, node=node))
                 _collect(session, replies, live, time.monotonic() + timeout, is_counted=expected_replies is not None)
             return replies
-    except (psycopg.Error, BadMessage) as error:
+    except (DatabaseError, BadMessage) as error:
         raise _cannot(command, error) from error
 
 
@@ -121,6 +124,12 @@ async def aask(
 
 def _settings_to_be_heard(command: str) -> conf.DispatchSettings:
     settings = conf.current()
+    if connections[settings.database].vendor == "sqlite":
+        raise ControlError(
+            f"No dispatcher can hear the control command {command!r}: it would come by NOTIFY of PostgreSQL, and"
+            f" DISPATCH['DATABASE'] is on SQLite. What goes by the database works: cancel(), the admin, pause-queue,"
+            " resume-queue, explain; to end a dispatcher send it SIGTERM."
+        )
     if "pg_notify" not in settings.wakeups:
         raise ControlError(
             f"No dispatcher would hear the control command {command!r}: DISPATCH['WAKEUPS'] has no 'pg_notify'."
@@ -128,8 +137,14 @@ def _settings_to_be_heard(command: str) -> conf.DispatchSettings:
     return settings
 
 
+def _session(settings: conf.DispatchSettings) -> "AbstractContextManager[ControlSession]":
+    from ..store.postgres_control import control_session
+
+    return control_session(settings.database, settings.listen_dsn)
+
+
 def _collect(
-    session: ControlSession, replies: Replies, live: list[LiveDispatcher], deadline: float, *, is_counted: bool
+    session: "ControlSession", replies: Replies, live: "list[LiveDispatcher]", deadline: float, *, is_counted: bool
 ) -> None:
     """Gather replies until those that count have come, or the deadline has; note who is missing."""
     assembler = Assembler()

@@ -15,7 +15,7 @@ from django.db import Error as DatabaseError
 from ..documents import error_document
 from ..finish import settle
 from ..messages import Outcome, Verdict
-from ..store.exchange import AsyncExchanger
+from ..store.base import Exchanger
 from ..store.values import ClaimedRun, Exchange, Settlement
 from .backoff import Backoff
 from .busy import LONGEST_BUSY_SECONDS, Busy, Ended
@@ -44,7 +44,7 @@ class Claims:
 
     def __init__(
         self,
-        exchanger: AsyncExchanger,
+        exchanger: Exchanger,
         store: StoreThread,
         pool: Pool,
         *,
@@ -263,7 +263,7 @@ class Claims:
         """One outcome of the batch cannot be stored: find it by halves, and store that it cannot be."""
         if len(batch) == 1:
             ended = batch[0]
-            message = f"PostgreSQL cannot store what the body returned: {text_of(error)}"
+            message = f"The database cannot store what the body returned: {text_of(error)}"
             text = error_document("result", message, attempt=ended.flight.run.attempt)
             outcome = Outcome(*ended.flight.token, Verdict.UNSTORABLE, ended.outcome.duration_seconds, text)
             settlement = settle(ended.flight.run, outcome, None, max_interruptions=self._max_interruptions)

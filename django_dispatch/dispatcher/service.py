@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from django.db import Error as DatabaseError
@@ -21,11 +21,10 @@ from ..conf import MAX_SLOTS, DispatchSettings
 from ..executors.fence import Board, now_ns
 from ..messages import Outcome
 from ..patterns import private_queue
-from ..store.postgres import open_store
 from ..store.values import ClaimedRun, NewLease
+from ..store.vendors import open_store
 from ..wakeups.arq import ArqListener
 from ..wakeups.base import Wakeup
-from ..wakeups.pg_notify import Listener
 from . import process
 from .answering import Answering
 from .backlogs import Backlogs
@@ -37,7 +36,6 @@ from .health import Health
 from .housekeeping import Housekeeping
 from .http import HttpServer
 from .lease import LeaseKeeper
-from .listening import open_listener
 from .looks import Looks
 from .own_tasks import OwnTasks
 from .pool import Pool
@@ -53,6 +51,9 @@ from .stats import Stats
 from .trouble import Trouble
 from .waiting import Waiting
 from .watch import Watch
+
+if TYPE_CHECKING:
+    from ..wakeups.pg_notify import Listener
 
 RARELY = 20_000  # objects between two looks of the garbage collector: a batch of runs is gone by then without it
 
@@ -229,9 +230,11 @@ class Dispatcher:
             poll_pause=self.looks.pause,
         )
 
-    def _make_listener(self) -> Listener | None:
+    def _make_listener(self) -> "Listener | None":
         if "pg_notify" not in self.settings.wakeups:
             return None
+        from .listening import open_listener  # who does not listen needs no driver of PostgreSQL
+
         return open_listener(
             self.settings,
             self.store,

@@ -6,7 +6,7 @@ By default a database that is back is in use again within ten seconds: that is a
 import asyncio
 
 from ..conf import DispatchSettings
-from ..store.postgres import open_exchanger, open_store
+from ..store.vendors import open_exchanger, open_store
 from .line import Line
 from .store_thread import StoreThread
 

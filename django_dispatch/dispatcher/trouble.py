@@ -18,6 +18,7 @@ FIRST_SILENCE_SECONDS = 5.0
 LONGEST_SILENCE_SECONDS = 60.0
 LATELY_SECONDS = 60.0  # parts wait for each other: the last may be failed so much later than the first
 UNDEFINED = ("42P01", "42703")  # a table, a column
+UNDEFINED_ON_SQLITE = ("no such table", "no such column")
 
 logger = logging.getLogger("django_dispatch.database")
 
@@ -102,7 +103,7 @@ class Trouble:
 def text_of(error: Exception) -> str:
     """Return the first line of what a database error says, and what to do about it where that is known."""
     text = str(error).strip().split("\n", 1)[0] or type(error).__name__
-    if getattr(error.__cause__, "sqlstate", None) in UNDEFINED:
+    if getattr(error.__cause__, "sqlstate", None) in UNDEFINED or text.startswith(UNDEFINED_ON_SQLITE):
         text += "; has manage.py migrate been run on this database?"
     return text
 

@@ -4,11 +4,11 @@ import logging
 import select
 from typing import Any
 
-import psycopg
 from django.db import connections, reset_queries
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
-from psycopg.pq import TransactionStatus
+
+TURN_SECONDS = 20.0  # SQLite's own five are little where many write
 
 logger = logging.getLogger("django_dispatch.executor")
 
@@ -40,6 +40,16 @@ def distrust_pools() -> None:
             settings["CONN_HEALTH_CHECKS"] = True
 
 
+def take_turns(alias: str) -> None:
+    """On SQLite, have transactions of bodies wait for their turn to write when they begin, if nothing else is set.
+
+    One that reads first is refused when it writes, if somebody else has written meanwhile: its timeout does not count.
+    """
+    if connections[alias].vendor == "sqlite":
+        connections.settings[alias].setdefault("OPTIONS", {}).setdefault("transaction_mode", "IMMEDIATE")
+        connections.settings[alias]["OPTIONS"].setdefault("timeout", TURN_SECONDS)
+
+
 def watch_for_our_death(check_interval_seconds: float, silence_seconds: float) -> None:
     """Make PostgreSQL end the session of an executor that was killed: a dead body must not commit beside its successor.
 
@@ -60,6 +70,8 @@ def watch_for_our_death(check_interval_seconds: float, silence_seconds: float) -
         is_pooled = connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS")
         if connection.vendor != "postgresql" or is_pooled:  # the settings would stay behind for whoever is next there
             return
+        import psycopg
+
         try:
             connection.connection.execute(statement)
         except psycopg.Error as error:
@@ -114,8 +126,12 @@ def _is_broken(connection: BaseDatabaseWrapper) -> bool:
 def _is_in_transaction(connection: BaseDatabaseWrapper) -> bool:
     if connection.in_atomic_block or not connection.get_autocommit():
         return True
+    if connection.vendor == "sqlite":
+        return bool(connection.connection.in_transaction)
     if connection.vendor != "postgresql" or connection.connection.closed:
         return False
+    from psycopg.pq import TransactionStatus
+
     return bool(connection.connection.info.transaction_status != TransactionStatus.IDLE)
 
 

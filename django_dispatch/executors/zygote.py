@@ -26,7 +26,7 @@ from typing import Any
 
 from django.utils import timezone
 
-from .. import logs, registry, retry
+from .. import conf, logs, registry, retry
 from ..limits import as_document
 from ..messages import Kind, News
 from . import connections, descendants, last_lines
@@ -270,6 +270,7 @@ def main() -> None:
         logs.configure(config["verbosity"], log_format=config["log_format"], node=config["node"], may_wait=False)
         registry.autodiscover()
         connections.watch_for_our_death(config["connection_check_seconds"], config["connection_silence_seconds"])
+        connections.take_turns(conf.current().database)
         connections.close_all()
         connections.distrust_pools()
         if threading.active_count() > 1:

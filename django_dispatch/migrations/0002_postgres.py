@@ -43,14 +43,16 @@ ALTER TABLE django_dispatch_lease RESET (fillfactor, autovacuum_vacuum_scale_fac
 
 
 class RunPostgres(migrations.RunSQL):
-    """SQL for PostgreSQL. Another database gets only the tables; the system check says that this is not enough."""
+    """SQL for PostgreSQL. On SQLite the store does by itself what this is for, as far as it can be done there."""
+
+    vendor = "postgresql"
 
     def database_forwards(self, app_label, schema_editor, from_state, to_state):
-        if schema_editor.connection.vendor == "postgresql":
+        if schema_editor.connection.vendor == self.vendor:
             super().database_forwards(app_label, schema_editor, from_state, to_state)
 
     def database_backwards(self, app_label, schema_editor, from_state, to_state):
-        if schema_editor.connection.vendor == "postgresql":
+        if schema_editor.connection.vendor == self.vendor:
             super().database_backwards(app_label, schema_editor, from_state, to_state)
 
 

@@ -44,6 +44,33 @@ DROP FUNCTION django_dispatch_replan();
 """
 
 
+class RunSqlite(RunPostgres):
+    """SQL for SQLite. A migration that has the table made anew, as most changes of columns do there, loses triggers."""
+
+    vendor = "sqlite"
+
+
+# The same for SQLite, where a trigger can only correct what was written. It does not fire itself.
+RULE = ("enabled", "cron", "every", "once_at", "time_zone", "start_at", "end_at")
+IS_SAME = " AND ".join(f"NEW.{column} IS OLD.{column}" for column in RULE)
+IS_PLANNED = "OLD.planned_revision = OLD.revision"
+SQLITE_TRIGGER = f"""
+CREATE TRIGGER django_dispatch_replan AFTER UPDATE ON django_dispatch_schedule FOR EACH ROW BEGIN
+  UPDATE django_dispatch_schedule SET
+    revision = CASE WHEN {IS_SAME} THEN OLD.revision ELSE OLD.revision + 1 END,
+    planned_revision = CASE WHEN {IS_SAME} AND NOT ({IS_PLANNED}) THEN NEW.planned_revision
+                       ELSE OLD.planned_revision END,
+    problem = CASE WHEN {IS_SAME} THEN NEW.problem ELSE '' END,
+    next_at = CASE WHEN NOT ({IS_SAME}) THEN NULL
+              WHEN {IS_PLANNED} AND (NEW.next_at < OLD.next_at OR NEW.planned_revision <> OLD.planned_revision)
+              THEN OLD.next_at ELSE NEW.next_at END,
+    last_at = coalesce(max(NEW.last_at, OLD.last_at), NEW.last_at, OLD.last_at)
+  WHERE id = NEW.id;
+END;
+"""
+NO_SQLITE_TRIGGER = "DROP TRIGGER django_dispatch_replan;"
+
+
 class Migration(migrations.Migration):
     dependencies = [
         ("django_dispatch", "0004_run_ready_at"),
@@ -183,4 +210,5 @@ class Migration(migrations.Migration):
             ),
         ),
         RunPostgres(TRIGGER, NO_TRIGGER),
+        RunSqlite([SQLITE_TRIGGER], NO_SQLITE_TRIGGER),
     ]

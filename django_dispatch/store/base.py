@@ -1,8 +1,8 @@
 """The verbs of the store: every way in which a run or a lease may change, in any process.
 
-Each verb is one statement (or one a chunk), guarded, with its row count checked, by the database's clock. All are
-synchronous. Enqueue, cancel and rerun join the caller's transaction; the dispatcher's verbs run on a connection of
-the dispatcher's own, in autocommit.
+Each verb is one statement (or one a chunk), or one transaction where the database has one writer at a time; guarded,
+with its row count checked, by the database's clock. All are synchronous. Enqueue, cancel and rerun join the caller's
+transaction; the dispatcher's verbs run on a connection of the dispatcher's own, in autocommit.
 """
 
 from abc import ABC, abstractmethod
@@ -247,4 +247,21 @@ class Store(ABC):
 
     @abstractmethod
     def close(self) -> None:
+        """Close the connection."""
+
+
+class Exchanger(ABC):
+    """``Store.exchange`` on an event loop, on a session of its own: no other verb can hold it up."""
+
+    @abstractmethod
+    async def exchange(
+        self,
+        lease_id: UUID,
+        settlements: Sequence[Settlement],
+        **wanted: Unpack[Wanted],
+    ) -> Exchange:
+        """See Store.exchange()."""
+
+    @abstractmethod
+    async def close(self) -> None:
         """Close the connection."""

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Unpack
 from uuid import UUID
 
+from .base import Exchanger
 from .session import AsyncSession, Row
 from .statements import CLAIM, EXCHANGE
 from .values import ClaimedRun, Exchange, Settlement, Wanted
@@ -13,8 +14,8 @@ from .values import ClaimedRun, Exchange, Settlement, Wanted
 NOTHING_ELSE = Settlement(0, 0, "")[4:]
 
 
-class AsyncExchanger:
-    """``Store.exchange`` on an event loop, on a session of its own: no other verb can hold it up."""
+class AsyncExchanger(Exchanger):
+    """See Exchanger. No thread has to be woken."""
 
     def __init__(self, session: AsyncSession) -> None:
         self._session = session

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 import psycopg
+from django.db import DatabaseError
 from psycopg import sql
 
 from . import statements
@@ -24,7 +25,7 @@ class LiveDispatcher(NamedTuple):
 
 
 class ControlSession:
-    """Listens and sends. Raises psycopg's errors."""
+    """Listens and sends."""
 
     def __init__(self, connection: psycopg.Connection[tuple[Any, ...]], params: dict[str, Any]) -> None:
         self._connection = connection
@@ -70,7 +71,13 @@ def _backend_pid(connection: psycopg.Connection[tuple[Any, ...]]) -> int | None:
 
 @contextmanager
 def control_session(alias: str, listen_dsn: str | None) -> Iterator[ControlSession]:
-    """Open a session on the database of an alias, or on ``listen_dsn`` where a pooler would keep it from listening."""
+    """Open a session on the database of an alias, or on ``listen_dsn`` where a pooler would keep it from listening.
+
+    Raises ``django.db.DatabaseError``, also for what is done in it.
+    """
     params = listen_params(alias, listen_dsn, "control client")
-    with psycopg.connect(**params, autocommit=True) as connection:
-        yield ControlSession(connection, params)
+    try:
+        with psycopg.connect(**params, autocommit=True) as connection:
+            yield ControlSession(connection, params)
+    except psycopg.Error as error:
+        raise DatabaseError(str(error)) from error

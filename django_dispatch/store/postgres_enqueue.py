@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from datetime import datetime
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from django.db import DatabaseError, connections, transaction
 
-from .values import CancelledRun, NewRun
+from .values import CancelledRun, NewRun, Recorded
 
 if TYPE_CHECKING:
     from django_dispatch.models import Run
@@ -150,17 +150,6 @@ ACTIVE = """
 SELECT id, queues FROM django_dispatch_lease WHERE expires_at > clock_timestamp() AND state = 'ACTIVE'
 ORDER BY node, acquired_at
 """
-
-
-class Recorded(NamedTuple):
-    """What the database decided about a new run; ``duplicate_of`` is the one that is there in its place, if any."""
-
-    id: int
-    enqueued_at: datetime
-    status: str
-    run_after: datetime | None
-    turn: int | None = None
-    duplicate_of: "Run | None" = None
 
 
 def enqueue(using: str, new: NewRun) -> Recorded:

@@ -11,13 +11,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from .postgres_unique import GIVES_WAY, GIVING_WAY
-from .schedule_rows import DECLARED_SECONDS, Declaration, DueSchedule, Fired, Firing, ScheduleState
+from .schedule_rows import DECLARED_SECONDS, UNREADABLE, Declaration, DueSchedule, Fired, Firing, ScheduleState
 from .session import Session
 from .statements import RUN
 
 UNCOMMITTED_MILLISECONDS = 20
 SCHEDULE = "django_dispatch_schedule"
-UNREADABLE = "It has a moment or an interval that is out of range."
 
 _IS_DUE_EVER = f"""s.enabled AND s.task = ANY(%(tasks)s::text[])
     AND (s.source <> 'code' OR s.declared_at > clock.now - interval '{DECLARED_SECONDS} seconds')"""

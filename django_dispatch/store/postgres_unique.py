@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from django.db import OperationalError, connections, transaction
 
-from .postgres_enqueue import ENQUEUE_MANY, Recorded, chunked
-from .values import NewRun
+from .postgres_enqueue import ENQUEUE_MANY, chunked
+from .values import NewRun, Recorded
 
 if TYPE_CHECKING:
     from django_dispatch.models import Run

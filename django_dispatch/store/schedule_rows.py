@@ -7,6 +7,8 @@ from typing import NamedTuple
 # A schedule of the code that no dispatcher has in its code any more is not due; it is told apart from one whose
 # dispatchers are away for a moment by the time since one of them said that it has it.
 DECLARED_SECONDS = 180
+# The flaw of a row that holds what Python cannot.
+UNREADABLE = "It has a moment or an interval that is out of range."
 
 
 class Declaration(NamedTuple):

@@ -3,10 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, TypedDict
 from uuid import UUID
 
 from ..logs import run_fields
+
+if TYPE_CHECKING:
+    from django_dispatch.models import Run
 
 
 class NewRun(NamedTuple):
@@ -60,6 +63,17 @@ class NewRun(NamedTuple):
     def may_be_duplicate(self) -> bool:
         """Whether another run may be there in its place."""
         return self.unique_key is not None or self.uuid is not None
+
+
+class Recorded(NamedTuple):
+    """What the database decided about a new run; ``duplicate_of`` is the one that is there in its place, if any."""
+
+    id: int
+    enqueued_at: datetime
+    status: str
+    run_after: datetime | None
+    turn: int | None = None
+    duplicate_of: "Run | None" = None
 
 
 class ReceivedRun(NamedTuple):

@@ -1,11 +1,20 @@
-"""How dispatchers end when they are told to: they reply first, and leave nothing behind."""
+"""How dispatchers end when they are told to: they reply first, and leave nothing behind; where nobody can be told."""
 
-from django_dispatch.control import ask
-from django_dispatch.models import Lease
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from django.core.management import call_command
+from pytest_django.plugin import DjangoDbBlocker
+
+from django_dispatch.control import ask, send
+from django_dispatch.exceptions import ControlError
+from django_dispatch.models import Lease, PausedQueue
 from tests.kit import sabotage, tasks
 from tests.kit.fixtures import Kit
 from tests.kit.runs import fresh, wait_until_final
 from tests.kit.waiting import wait_for
+from tests.sqlite import own_file
 
 from .conftest import SETTINGS
 
@@ -46,3 +55,14 @@ def test_code_that_cannot_be_imported_replaces_nothing(kit: Kit) -> None:
     assert wait_until_final(tasks.note.delay(1))[0].result == 1
     wait_for(lambda: len(c.processes()) == 3, what="none but dispatcher, zygote and executor")
     assert (c.zygote_pid, c.executor_pids) == before
+
+
+def test_on_sqlite_a_command_is_refused_with_the_reason_and_what_works(
+    sqlite_template: Path, tmp_path: Path, django_db_blocker: DjangoDbBlocker
+) -> None:
+    with django_db_blocker.unblock(), own_file(sqlite_template, tmp_path):
+        for call in (ask, send):
+            with pytest.raises(ControlError, match=r"'alive'.*by NOTIFY of PostgreSQL.*on SQLite.*pause-queue"):
+                call("alive")
+        call_command("dispatcherctl", "pause-queue", "mail", stdout=StringIO())
+        assert PausedQueue.objects.get().name == "mail"

@@ -28,7 +28,7 @@ UNSTORABLE = {
     "return_circular": "The body returned a value of type list, not JSON: Circular reference detected",
     "return_too_long": "The body returned 100,000,002 characters of JSON; the limit is 16,000,000.",
     "return_unnamable": f"The body returned a value of type <class '{ODD}.OfNoNameToo'>, not JSON",
-    "return_huge_number": "PostgreSQL cannot store what the body returned",
+    "return_huge_number": "The database cannot store what the body returned",
 }
 RAISED = {
     "raise_nul": ("ValueError", "x\\u0000y"),

@@ -10,6 +10,8 @@ sent (its token does not fit), and that no executor is started before there is a
 from pathlib import Path
 from typing import NamedTuple
 
+from .sqlite_mutants import SQLITE_MUTANTS
+
 STATEMENTS = ("django_dispatch/store/statements.py", "django_dispatch/store/housekeeping.py")
 ENQUEUE = "django_dispatch/store/postgres_enqueue.py"
 LEASE = "django_dispatch/dispatcher/lease.py"
@@ -25,7 +27,7 @@ CHILDREN = "django_dispatch/dispatcher/children.py"
 HOUSEKEEPING = "django_dispatch/dispatcher/housekeeping.py"
 POOL = "django_dispatch/dispatcher/pool.py"
 QUARANTINE = "django_dispatch/dispatcher/quarantine.py"
-ATOMIC = "django_dispatch/store/atomic.py"
+ATOMIC = "django_dispatch/store/postgres_atomic.py"
 EXCHANGES = "django_dispatch/store/exchange.py"
 QUEUES = "django_dispatch/dispatcher/queues.py"
 UNIQUE = "django_dispatch/store/postgres_unique.py"
@@ -72,7 +74,7 @@ _HELD = _store("postgres_races", "TestUnderALongTransaction")
 _ADMIT = _store("admission")
 _FAIR = _store("fairness")
 _OLD_SESSION = _store("postgres_old_plans", "test_a_caller_whose_session_is_as_old_reads_one_row_for_a_turn")
-_TOGETHER = _store("admission", "TestAtTheSameTime")
+_TOGETHER = _store("postgres_admission")
 _UNIQUE_KEYS = _store("unique_keys")
 _DUPLICATES = ("tests/test_duplicates.py",)
 _LIMITED = "tests/faults/test_limited_runs.py::"
@@ -581,4 +583,5 @@ MUTANTS = (
     *(Mutant(RULES, *mutant) for mutant in _OF_RULES),
     *(Mutant(TURNS, *mutant) for mutant in _OF_TURNS),
     *(Mutant(*mutant) for mutant in _OF_THE_FENCE + _OF_THE_CLAIMS + _OF_LIMITS + _OF_QUEUES + _OF_WAITING),
+    *(Mutant(*mutant) for mutant in SQLITE_MUTANTS),
 )

@@ -5,22 +5,17 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from django_dispatch.store.base import Store
-from django_dispatch.store.postgres import open_store
+from django_dispatch.store.vendors import open_store
 from tests.wakeups import Ear
 
-# Every implementation of Store keeps the contract: one line here runs it over another one.
-IMPLEMENTATIONS: dict[str, Callable[[], Store]] = {
-    "postgres": lambda: open_store("default", "test", statement_timeout_seconds=20.0),
-}
 
-
-@pytest.fixture(params=IMPLEMENTATIONS)
-def new_store(request: pytest.FixtureRequest, transactional_db: None) -> Iterator[Callable[[], Store]]:
-    """Open another dispatcher's store."""
+@pytest.fixture
+def new_store(any_database: str, transactional_db: None) -> Iterator[Callable[[], Store]]:
+    """Open another dispatcher's store. Every implementation keeps the contract."""
     opened: list[Store] = []
 
     def new() -> Store:
-        opened.append(IMPLEMENTATIONS[request.param]())
+        opened.append(open_store("default", "test", statement_timeout_seconds=20.0))
         return opened[-1]
 
     yield new

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import psycopg
 import pytest
-from django.db import DatabaseError, IntegrityError, OperationalError, connection, transaction
+from django.db import IntegrityError, OperationalError, connection, transaction
 from django.db.models.functions import Now
 
 from django_dispatch import cancel
@@ -19,14 +19,10 @@ from django_dispatch.dispatcher.store_thread import StoreThread
 from django_dispatch.models import Bucket, Run, Status
 from django_dispatch.rates import Limit
 from django_dispatch.store.base import Store
-from django_dispatch.store.postgres import PostgresStore
 from django_dispatch.store.values import Admitted, Settlement
 from tests.wakeups import Ear
 
 from .tables import acquire, add_run, add_running, claim, expire, finish, statuses, stored, success
-from .test_postgres_races import backend_of, begin, commit, other, start, store, wait_until_blocked
-
-__all__ = ["other", "start", "store"]
 
 HOT = {"concurrency_key": "hot", "concurrency_limit": 2}
 SERIAL = {"concurrency_key": "serial:x", "concurrency_limit": 1, "on_duplicate": "serial"}
@@ -53,6 +49,7 @@ class TestTheGate:
         assert (run.status, run.blocked_by, run.places, run.source) == ("BLOCKED", "hot", 0, "sql")
         assert ear.heard() == ["blocked:hot"]
 
+    @pytest.mark.postgres
     def test_a_row_that_waits_for_its_queue_need_not_say_so(self, store: Store) -> None:
         assert stored(add_run(status="BLOCKED", queue="mail")).blocked_by == "queue:mail"
 
@@ -137,6 +134,7 @@ class TestPlaces:
         assert admit(store, "hot", most=2) == NOTHING
         assert statuses(runs) == ["READY"] * 4 + ["BLOCKED"]
 
+    @pytest.mark.postgres
     def test_a_row_that_somebody_holds_is_not_waited_for(self, store: Store) -> None:
         held, free = blocked(2)
         with transaction.atomic():
@@ -144,6 +142,7 @@ class TestPlaces:
             admit(store, "hot")
         assert statuses([held, free]) == ["BLOCKED", "READY"]
 
+    @pytest.mark.postgres
     def test_where_order_counts_nobody_passes_one_that_is_held(self, store: Store) -> None:
         held, free = blocked(2, **SERIAL)
         with transaction.atomic():
@@ -271,46 +270,6 @@ class TestTheSweep:
 
 
 class TestAtTheSameTime:
-    def test_who_waits_for_another_admission_counts_what_it_admitted(
-        self, store: PostgresStore, other: PostgresStore, start: Any
-    ) -> None:
-        runs = blocked(4)
-        backend = backend_of(other)
-        begin(store)
-        admit(store, "hot")
-        second = start(admit, other, "hot")
-        wait_until_blocked(backend, second)
-        commit(store)
-        assert second.result() == NOTHING
-        assert statuses(runs) == ["READY", "READY", "BLOCKED", "BLOCKED"]
-
-    def test_a_rate_is_not_paid_with_one_token_twice(
-        self, store: PostgresStore, other: PostgresStore, start: Any
-    ) -> None:
-        runs = blocked(4, **TestRates.RATE)
-        backend = backend_of(other)
-        begin(store)
-        admit(store, "api")
-        second = start(admit, other, "api")
-        wait_until_blocked(backend, second)
-        commit(store)
-        assert second.result().queues == []
-        assert statuses(runs).count("READY") == 3
-
-    def test_other_keys_are_not_waited_for(self, store: PostgresStore, other: PostgresStore) -> None:
-        blocked()
-        (cold,) = blocked(concurrency_key="cold")
-        begin(store)
-        admit(store, "hot")
-        admit(other, "cold")
-        commit(store)
-        assert stored(cold).status == "READY"
-
-    def test_under_another_isolation_level_nobody_is_admitted(self, store: PostgresStore) -> None:
-        store.session.execute("SET default_transaction_isolation = 'repeatable read'")
-        with pytest.raises(DatabaseError, match="under READ COMMITTED only"):
-            admit(store, "hot")
-
     def test_many_at_many_keys_neither_deadlock_nor_admit_too_many(self, new_store: Callable[[], Store]) -> None:
         keys = [f"key {number}" for number in range(30)]
         for key in keys:
@@ -362,6 +321,7 @@ class TestTheStep:
         asyncio.run(main())
         assert (stored(run_id).status, stored(run_id).places) == ("READY", 2)
 
+    @pytest.mark.postgres
     def test_it_looks_again_after_an_admission_for_what_no_wakeup_told(self, admission: Any) -> None:
         told, untold = blocked(2)
         Run.objects.filter(pk=untold).update(blocked_by="elsewhere")

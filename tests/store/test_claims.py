@@ -1,5 +1,6 @@
 """Claiming: which runs a dispatcher gets, in which order, how many, and under which lease."""
 
+import json
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -58,7 +59,7 @@ def test_a_claim_brings_all_that_an_executor_needs_and_payloads_as_they_are_stor
     )
     (run,) = claim(store, acquire(store), queues=["mail"])
     assert (run.id, run.task, run.queue, run.priority) == (run_id, "shop.pay", "mail", -7)
-    assert (run.args, run.kwargs) == (f'[{number}, "ü"]', '{"a": null}')
+    assert (json.loads(run.args), run.kwargs) == ([number, "ü"], '{"a": null}')
     assert (run.attempt, run.epoch, run.failures, run.interruptions) == (5, 9, 2, 1)
     assert (run.max_attempts, run.timeout_seconds, run.on_lost) == (5, 2.5, "fail")
 

@@ -88,6 +88,7 @@ class TestPruneOwn:
         add_run(retention={"SUCCESSFUL": 0.0, "READY": 0.0})
         assert store.prune_own(limit=100) == 0
 
+    @pytest.mark.postgres
     def test_one_that_somebody_holds_is_not_waited_for(self, store: Store) -> None:
         held, free = (finished_ago(61, retention={"SUCCESSFUL": 1.0}) for _ in range(2))
         with transaction.atomic():
@@ -97,6 +98,7 @@ class TestPruneOwn:
         assert free != held
 
 
+@pytest.mark.postgres
 def test_many_prune_at_once_while_runs_finish_and_nobody_waits_or_deadlocks(new_store: Callable[[], Store]) -> None:
     """Four prune in small batches, both kinds; two claim and finish. Each old run goes once, no new one does."""
     count = 2_000

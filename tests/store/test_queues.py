@@ -114,6 +114,7 @@ class TestPause:
         assert not PausedQueue.objects.exists()
 
 
+@pytest.mark.postgres
 def test_a_look_at_a_paused_queue_writes_nothing(new_store: Callable[[], Store]) -> None:
     store = new_store()
     add_run(queue="mail")
@@ -187,6 +188,7 @@ class TestAging:
                 break
         assert turn == 15
 
+    @pytest.mark.postgres
     def test_a_run_that_somebody_holds_is_not_waited_for(self, store: Store) -> None:
         held, free = add_runs(2, priority=-50)
         add_run(priority=7)

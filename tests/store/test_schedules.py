@@ -82,6 +82,7 @@ class TestDue:
         assert next_seconds is not None
         assert 40 < next_seconds <= 50
 
+    @pytest.mark.postgres
     def test_what_is_due_now_or_never_is_not_what_is_due_next(self, store: Store) -> None:
         a_schedule(name="now")
         a_schedule(name="never", next_at=None)
@@ -209,6 +210,7 @@ class TestFire:
         assert store.fire([firing(seen, SLOT, token=None)]) == []
         assert not Run.objects.exists()
 
+    @pytest.mark.postgres
     def test_one_that_was_switched_off_meanwhile_is_left_alone(self, store: Store) -> None:
         schedule = a_schedule()
         (seen,) = see(store)

@@ -172,6 +172,7 @@ def test_refused_settlements_are_named_and_the_others_of_the_batch_written(store
     assert statuses([theirs.id, waiting]) == [Status.RUNNING, Status.READY]
 
 
+@pytest.mark.postgres
 def test_a_run_that_a_transaction_holds_is_busy_and_the_rest_is_written_and_claimed(store: Store) -> None:
     lease_id = acquire(store)
     mine = [add_running(store, lease_id) for _ in range(3)]
@@ -238,8 +239,7 @@ def test_an_outcome_still_counts_under_an_expired_lease_that_nobody_reclaimed(st
     assert statuses([run.id, waiting]) == [Status.SUCCESSFUL, Status.READY]
 
 
-@pytest.mark.parametrize("unstorable", [{"result": NUL}, {"error": f'{{"message": {NUL}}}'}])
-def test_one_settlement_that_cannot_be_stored_leaves_nothing_written(store: Store, unstorable: dict[str, str]) -> None:
+def assert_nothing_is_written(store: Store, **unstorable: str) -> None:
     lease_id = acquire(store)
     good, bad = add_running(store, lease_id), add_running(store, lease_id)
     waiting = add_run()
@@ -248,6 +248,17 @@ def test_one_settlement_that_cannot_be_stored_leaves_nothing_written(store: Stor
         store.exchange(lease_id, [success(good), success(bad, **unstorable)], queues=["default"], limit=10)
     assert [columns_of(run_id) for run_id in (good.id, bad.id, waiting)] == before
     assert finish(store, lease_id, success(good)) == []
+
+
+@pytest.mark.parametrize("name", ["result", "error", "progress"])
+def test_one_settlement_that_cannot_be_stored_leaves_nothing_written(store: Store, name: str) -> None:
+    assert_nothing_is_written(store, **{name: "{no JSON"})
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("unstorable", [{"result": NUL}, {"error": f'{{"message": {NUL}}}'}])
+def test_nor_does_a_nul(store: Store, unstorable: dict[str, str]) -> None:
+    assert_nothing_is_written(store, **unstorable)
 
 
 def test_the_held_runs_are_those_claimed_and_not_yet_finished(store: Store, other: Store) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandParser
 
 from ... import checks, conf
-from ...store import postgres_prune as store
+from ...store.prunable import Prunable, older_than, past_retention
+from ...store.vendors import callers
 
 BATCH = 5000
 BREATH_SECONDS = 0.05
@@ -35,20 +36,21 @@ class Command(BaseCommand):
         settings = conf.current()
         status, task, age = options["status"], options["task"], options["older_than"]
         if age is None:
-            found = store.past_retention(settings.retention, status=status, task=task)
+            found = past_retention(settings.retention, status=status, task=task)
         else:
-            found = store.older_than(age, statuses=[status] if status else [*conf.FINAL_STATUSES], task=task)
+            found = older_than(age, statuses=[status] if status else [*conf.FINAL_STATUSES], task=task)
         total = 0
         for prunable in found:
-            count = store.count(settings.database, prunable) if dry_run else self._delete(settings.database, prunable)
+            using = settings.database
+            count = callers(using).count_prunable(using, prunable) if dry_run else self._delete(using, prunable)
             total += count
             if count:
                 self.stdout.write(f"{count:>10,} {prunable.what}")
         self.stdout.write(f"{total:,} runs {'would be' if dry_run else 'were'} deleted.")
 
-    def _delete(self, using: str, prunable: store.Prunable) -> int:
+    def _delete(self, using: str, prunable: Prunable) -> int:
         total = 0
-        for deleted in store.delete(using, prunable, limit=BATCH):
+        for deleted in callers(using).prune(using, prunable, limit=BATCH):
             total += deleted
             if deleted == BATCH:
                 time.sleep(BREATH_SECONDS)

@@ -44,7 +44,12 @@ class Command(BaseCommand):
         add("--node", help="The name shown in the admin and in logs. Default: the host's name.")
         add("--processes", type=int, help="Executors for synchronous tasks. Default: one per CPU.")
         add("--async-concurrency", type=int, help="Asynchronous runs at once. Default: 8. 0: run none.")
-        add("--poll-interval", type=float, metavar="SECONDS", help="Look for work at least this often. Default: 1.")
+        add(
+            "--poll-interval",
+            type=float,
+            metavar="SECONDS",
+            help="Look for work at least this often. Default: 1, on SQLite 0.5.",
+        )
         add("--lease-ttl", type=float, metavar="SECONDS", help="How long the lease lives without renewal. Default: 15.")
         add("--shutdown-timeout", type=float, metavar="SECONDS", help="Wait so long for bodies to end. Default: 30.")
         add("--log-format", choices=conf.LOG_FORMATS, help="Form of the log, if LOGGING does not say. Default: text.")
