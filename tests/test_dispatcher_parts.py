@@ -14,7 +14,7 @@ from django.db import OperationalError
 
 from django_dispatch.conf import DispatchSettings
 from django_dispatch.dispatcher.backoff import Backoff
-from django_dispatch.dispatcher.claims import Claims
+from django_dispatch.dispatcher.claims import Claims, Hooks
 from django_dispatch.dispatcher.durations import Durations
 from django_dispatch.dispatcher.executor import Executor
 from django_dispatch.dispatcher.housekeeping import Housekeeping
@@ -219,9 +219,7 @@ def test_a_flood_of_wakeups_is_no_flood_of_claims(database_url: str) -> None:
             queues=Queues(("default",)),
             max_interruptions=1,
             max_runs=None,
-            on_quiet=look_again,
-            on_scheduled=lambda: None,
-            on_freed=lambda _: None,
+            hooks=Hooks(quiet=look_again),
             trouble=Trouble(),
             stats=Stats(),
         )
@@ -252,9 +250,7 @@ def test_a_claims_loop_that_has_nothing_to_do_is_well(monkeypatch: pytest.Monkey
             queues=Queues(("default",)),
             max_interruptions=1,
             max_runs=None,
-            on_quiet=lambda: None,
-            on_scheduled=lambda: None,
-            on_freed=lambda _: None,
+            hooks=Hooks(),
             trouble=Trouble(),
             stats=Mock(spec=Stats, succeed=lambda _: well.set()),
         )

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from uuid import UUID
 
 from django.db import Error as DatabaseError
@@ -35,12 +36,25 @@ IDLE_SECONDS = 5.0  # so often a loop that has nothing to do says that it is wel
 logger = logging.getLogger("django_dispatch.dispatcher")
 
 
-class Claims:
-    """The loop between store and pool. ``on_quiet`` is called when a look found nothing, or no more are wanted.
+def _nobody(*_: object) -> None: ...
 
-    ``on_freed`` is told of runs that are not held here any more; ``on_look``, after each look, whether it found less
-    than there was room for.
-    """
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """Whom the claims loop tells."""
+
+    quiet: Callable[[], None] = _nobody
+    """A look found nothing, or no more runs are wanted."""
+    scheduled: Callable[[], None] = _nobody
+    """A run that ended here is to be tried again later."""
+    freed: Callable[[Sequence[ClaimedRun]], None] = _nobody
+    """These runs are not held here any more."""
+    looked: Callable[[bool], None] = _nobody
+    """After each look: whether it found less than there was room for."""
+
+
+class Claims:
+    """The loop between store and pool."""
 
     def __init__(
         self,
@@ -51,10 +65,7 @@ class Claims:
         queues: Queues,
         max_interruptions: int,
         max_runs: int | None,
-        on_quiet: Callable[[], None],
-        on_scheduled: Callable[[], None],
-        on_freed: Callable[[Sequence[ClaimedRun]], None],
-        on_look: Callable[[bool], None] = lambda is_short: None,
+        hooks: Hooks,
         trouble: Trouble,
         stats: Stats,
     ) -> None:
@@ -64,10 +75,7 @@ class Claims:
         self._queues = queues
         self._max_interruptions = max_interruptions
         self._max_runs = max_runs
-        self._on_quiet = on_quiet
-        self._on_scheduled = on_scheduled
-        self._on_freed = on_freed
-        self._on_look = on_look
+        self._tell = hooks
         self._trouble = trouble
         self._stats = stats
         stats.expect("claims", IDLE_SECONDS)
@@ -213,7 +221,7 @@ class Claims:
         if self.lease_id == lease_id:
             self._take(exchange, limit, lease_id, began)
             if limit:
-                self._on_look(len(exchange.claimed) < limit)
+                self._tell.looked(len(exchange.claimed) < limit)
             found_nothing = limit > 0 and not exchange.claimed
             if found_nothing and not batch:
                 self._pace.found_nothing()
@@ -221,7 +229,7 @@ class Claims:
                 self._pace.picked(began)
             is_over = found_nothing or self.has_claimed_enough()
             if is_over and not (room.is_partial or self._unwritten or self._undelivered):
-                self._on_quiet()
+                self._tell.quiet()
         return bool(self._unwritten or self._should_look)
 
     def _note_answers(self, batch: Sequence[Ended], exchange: Exchange) -> None:
@@ -231,8 +239,8 @@ class Claims:
             batch = [ended.as_written(cancelled) for ended in batch]
         self._note_written(batch, exchange)
         if any(ended.settlement.delay_seconds is not None for ended in batch):
-            self._on_scheduled()
-        self._on_freed([ended.flight.run for ended in batch])
+            self._tell.scheduled()
+        self._tell.freed([ended.flight.run for ended in batch])
 
     def _room(self) -> Room:
         if not self.is_claiming:

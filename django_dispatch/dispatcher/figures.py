@@ -169,7 +169,7 @@ def _lease(dispatcher: "Dispatcher") -> Iterator[Family]:
 
 
 def _wakeups(dispatcher: "Dispatcher") -> Iterator[Family]:
-    stats, listener, bell = dispatcher.stats, dispatcher.listener, dispatcher.bell
+    stats, listener, bell = dispatcher.stats, dispatcher.ears.listener, dispatcher.ears.bell
     yield counter(
         "django_dispatch_wakeups_received_total", "Wakeups received.", ("source", "kind"), stats.wakeups_received
     )

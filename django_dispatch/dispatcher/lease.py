@@ -7,6 +7,7 @@ one only when it is told that every body of the old one is dead.
 """
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,9 +15,12 @@ from uuid import UUID, uuid4
 
 from django.db import Error as DatabaseError
 
+from ..conf import DispatchSettings
 from ..executors.fence import NEVER, Board, now_ns
 from ..store.base import Store
 from ..store.values import NewLease
+from ..store.vendors import open_store
+from . import process
 from .backoff import LONGEST_PAUSE_SECONDS, Backoff
 from .trouble import Trouble
 
@@ -182,3 +186,37 @@ class LeaseKeeper:
         if self._lease_id is None:
             return pause
         return max(0.0, min(pause, (self._deadline_ns - now_ns()) / 1e9))
+
+
+def open_keeper(
+    settings: DispatchSettings,
+    board: Board,
+    trouble: Trouble,
+    *,
+    boot_mark: str,
+    version: str,
+    on_acquired: Callable[[UUID], None],
+    on_lost: Callable[[UUID], None],
+) -> LeaseKeeper:
+    """Return the keeper of this process's leases, which are known by ``boot_mark``; nothing is connected yet."""
+    template = NewLease(
+        id=UUID(int=0),
+        node=settings.node,
+        host=process.host_name(),
+        pid=os.getpid(),
+        process=process.identity(boot_mark),
+        queues=list(settings.queues or ["*"]),
+        slots=settings.processes + settings.async_concurrency,
+        version=version,
+    )
+    return LeaseKeeper(
+        open_store(settings.database, "keeper", statement_timeout_seconds=settings.renew_seconds),
+        board,
+        template,
+        ttl_seconds=settings.lease_ttl_seconds,
+        renew_seconds=settings.renew_seconds,
+        margin_seconds=settings.margin_seconds,
+        on_acquired=on_acquired,
+        on_lost=on_lost,
+        trouble=trouble,
+    )

@@ -21,7 +21,7 @@ from .durations import Durations
 from .executor import Executor, Flight, Token, Zygote
 from .filling import Filling
 from .quarantine import Quarantine
-from .room import Room, is_soon_free, room_in
+from .room import Room, is_soon_free, least_busy, room_in
 from .stats import Stats
 
 # An executor with so many runs before it needs no answer for each: its reports are read by the millisecond.
@@ -162,13 +162,8 @@ class Pool:
         if self._quarantine.holds(flight) and flight.facts.kind is Kind.ASYNC:
             return self._quarantine.assign(flight, self.executors.values())
         is_tiny = self.durations.is_tiny(flight.run.task)
-        least = self.durations.ahead(self._settings.claim_limit) if is_tiny else 0
-        best = None
-        for executor in self.executors.values():
-            if executor.kind is flight.facts.kind and executor.is_open:
-                load = len(executor.flights) - executor.capacity
-                if load < least and (load < 0 or not executor.is_slow):
-                    best, least = executor, load
+        ahead = self.durations.ahead(self._settings.claim_limit) if is_tiny else 0
+        best = least_busy(self.executors.values(), flight.facts.kind, ahead)
         if best is None:
             return False
         if not best.flights:

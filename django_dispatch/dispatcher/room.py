@@ -1,6 +1,6 @@
-"""How much may be claimed, by what room there is in each lane. Pure."""
+"""How much may be claimed, by what room there is in each lane; and where a run is best put. Pure."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..finish import TaskFacts
@@ -31,6 +31,17 @@ def room_in(
     excluded = [path for path, facts in tasks.items() if facts.kind in full] if full else []
     is_partial = any(wanted(kind) for kind in full)
     return Room(min(*open_rooms, limit), excluded, is_partial)
+
+
+def least_busy(executors: Iterable[Executor], kind: Kind, ahead: int) -> Executor | None:
+    """Return the executor that a run is best put to, ``ahead`` of its time at most; None if there is none."""
+    best, least = None, ahead
+    for executor in executors:
+        if executor.kind is kind and executor.is_open:
+            load = len(executor.flights) - executor.capacity
+            if load < least and (load < 0 or not executor.is_slow):
+                best, least = executor, load
+    return best
 
 
 def is_soon_free(executor: Executor, durations: Durations, now: float) -> bool:

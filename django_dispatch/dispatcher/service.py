@@ -7,12 +7,11 @@ watch stops bodies; housekeeping serves all dispatchers. The lease's word counts
 import asyncio
 import gc
 import logging
-import os
 import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from django.db import Error as DatabaseError
@@ -21,21 +20,18 @@ from ..conf import MAX_SLOTS, DispatchSettings
 from ..executors.fence import Board, now_ns
 from ..messages import Outcome
 from ..patterns import private_queue
-from ..store.values import ClaimedRun, NewLease
-from ..store.vendors import open_store
-from ..wakeups.arq import ArqListener
-from ..wakeups.base import Wakeup
+from ..store.values import ClaimedRun
 from . import process
 from .answering import Answering
 from .backlogs import Backlogs
-from .bell import open_bell
 from .children import Children
-from .claims import Claims
+from .claims import Claims, Hooks
+from .ears import Ears
 from .executor import Flight
 from .health import Health
 from .housekeeping import Housekeeping
 from .http import HttpServer
-from .lease import LeaseKeeper
+from .lease import LeaseKeeper, open_keeper
 from .looks import Looks
 from .own_tasks import OwnTasks
 from .pool import Pool
@@ -51,9 +47,6 @@ from .stats import Stats
 from .trouble import Trouble
 from .waiting import Waiting
 from .watch import Watch
-
-if TYPE_CHECKING:
-    from ..wakeups.pg_notify import Listener
 
 RARELY = 20_000  # objects between two looks of the garbage collector: a batch of runs is gone by then without it
 
@@ -76,7 +69,7 @@ class Dispatcher:
         self.settings = settings
         self.mode = mode
         self._loop = asyncio.get_running_loop()
-        self._tasks = OwnTasks(lambda: self.end("internal error"))
+        self.tasks = OwnTasks(lambda: self.end("internal error"))
         self._ending = asyncio.Event()
         self._hurry = asyncio.Event()
         self._is_ending = False
@@ -88,6 +81,7 @@ class Dispatcher:
         self.queues = Queues(settings.queues, settings.queue_weights)
         self.board = Board.create(slots=2 * MAX_SLOTS + 4)
         self.trouble = Trouble()
+        self.ears = Ears(self)
         self.sessions = Sessions(settings)
         self.store = self.sessions.store
         self.pool = self._make_pool()
@@ -96,21 +90,15 @@ class Dispatcher:
         self.progress = ProgressNotes(self.store, lambda: self.claims.lease_id)
         self.looks = self._make_looks()
         self.keeper = self._make_keeper()
-        self.watch = Watch(
-            self.pool,
-            self.board,
-            grace_seconds=settings.cancel_grace_seconds,
-            ready_timeout_seconds=settings.executor_ready_timeout_seconds,
-        )
+        self.watch = self._make_watch()
         self.housekeeping = self._make_housekeeping()
         self.waiting = self._make_waiting()
         self.scheduler = self._make_scheduler()
         self.stacks = Stacks(self.pool)
         self.answering = Answering(self, self.sessions.line)
         self.pool.on_aside = self.answering.on_aside
-        self.listener = self._make_listener()
-        self.bell = self._make_bell()
-        self.backlogs = Backlogs(self.store, self._tasks.soon)
+        self.ears.open()
+        self.backlogs = Backlogs(self.store, self.tasks.soon)
         self.health = Health(self)
         self.service_manager = ServiceManager(self.health)
         self.http = HttpServer(settings.metrics_host, settings.metrics_port)
@@ -135,7 +123,7 @@ class Dispatcher:
             self.board,
             self.pool,
             verbosity=self.mode.verbosity,
-            soon=self._tasks.soon,
+            soon=self.tasks.soon,
             may_fill=lambda: self.claims.lease_id is not None,
             on_known=self._on_known,
         )
@@ -148,10 +136,12 @@ class Dispatcher:
             queues=self.queues,
             max_interruptions=self.settings.max_interruptions,
             max_runs=self.mode.max_runs,
-            on_quiet=self._on_quiet,
-            on_scheduled=self._on_scheduled,
-            on_freed=self._on_freed,
-            on_look=self._on_look,
+            hooks=Hooks(
+                quiet=self._on_quiet,
+                scheduled=self._on_scheduled,
+                freed=self._on_freed,
+                looked=self._on_look,
+            ),
             trouble=self.trouble,
             stats=self.stats,
         )
@@ -165,31 +155,26 @@ class Dispatcher:
             poll_seconds=self.settings.poll_interval_seconds,
             is_burst=self.mode.is_burst,
             may_claim=self._may_claim,
-            is_listening=lambda: self._is_listening() and self.waiting.is_told,
+            is_listening=lambda: self.ears.is_listening() and self.waiting.is_told,
         )
 
     def _make_keeper(self) -> LeaseKeeper:
-        settings = self.settings
-        template = NewLease(
-            id=UUID(int=0),
-            node=settings.node,
-            host=process.host_name(),
-            pid=os.getpid(),
-            process=process.identity(self.children.boot_mark),
-            queues=list(settings.queues or ["*"]),
-            slots=settings.processes + settings.async_concurrency,
-            version=self.version,
-        )
-        return LeaseKeeper(
-            open_store(settings.database, "keeper", statement_timeout_seconds=settings.renew_seconds),
+        return open_keeper(
+            self.settings,
             self.board,
-            template,
-            ttl_seconds=settings.lease_ttl_seconds,
-            renew_seconds=settings.renew_seconds,
-            margin_seconds=settings.margin_seconds,
+            self.trouble,
+            boot_mark=self.children.boot_mark,
+            version=self.version,
             on_acquired=lambda lease_id: self._from_thread(self._on_lease_acquired, lease_id),
             on_lost=lambda lease_id: self._from_thread(self._on_lease_lost, lease_id),
-            trouble=self.trouble,
+        )
+
+    def _make_watch(self) -> Watch:
+        return Watch(
+            self.pool,
+            self.board,
+            grace_seconds=self.settings.cancel_grace_seconds,
+            ready_timeout_seconds=self.settings.executor_ready_timeout_seconds,
         )
 
     def _make_housekeeping(self) -> Housekeeping:
@@ -202,8 +187,8 @@ class Dispatcher:
             queue_limits=self.settings.queue_limits,
             aging_seconds=self.settings.priority_aging_seconds,
             own_lease=lambda: self.claims.lease_id,
-            on_ready=self._on_ready,
-            is_listening=self._is_listening,
+            on_ready=self.ears.on_ready,
+            is_listening=self.ears.is_listening,
             trouble=self.trouble,
             stats=self.stats,
         )
@@ -213,7 +198,7 @@ class Dispatcher:
             self.store,
             self.settings,
             own_lease=lambda: self.claims.lease_id,
-            look=self._look_at_all,
+            look=self.ears.look_at_all,
             hurry=self.housekeeping.waiting_soon,
             trouble=self.trouble,
         )
@@ -230,31 +215,6 @@ class Dispatcher:
             poll_pause=self.looks.pause,
         )
 
-    def _make_listener(self) -> "Listener | None":
-        if "pg_notify" not in self.settings.wakeups:
-            return None
-        from .listening import open_listener  # who does not listen needs no driver of PostgreSQL
-
-        return open_listener(
-            self.settings,
-            self.store,
-            self.trouble,
-            self.stats,
-            on_wakeup=lambda wakeup: self._on_wakeup("pg_notify", wakeup),
-            on_connected=self._on_listening,
-            on_message=self.answering.on_message,
-        )
-
-    def _make_bell(self) -> ArqListener | None:
-        if "arq" not in self.settings.wakeups:
-            return None
-        return open_bell(
-            self.settings,
-            self.stats,
-            on_wakeup=lambda wakeup: self._on_wakeup("arq", wakeup),
-            on_connected=self._on_listening,
-        )
-
     # the life
 
     async def run(self) -> int:
@@ -267,20 +227,18 @@ class Dispatcher:
             self._loop.add_signal_handler(number, self.end, signal.Signals(number).name)
         self.keeper.start()
         self.children.start()
-        self._tasks.own("claims", self.claims.run())
-        self._tasks.own("watch", self.watch.run())
-        self._tasks.own("progress", self.progress.run())
-        self._tasks.own("messages", self.answering.submissions.run())
+        self.tasks.own("claims", self.claims.run())
+        self.tasks.own("watch", self.watch.run())
+        self.tasks.own("progress", self.progress.run())
+        self.tasks.own("messages", self.answering.submissions.run())
         steps = self._own_steps() | self.housekeeping.steps() | self.scheduler.steps()
         for name, (seconds, step) in steps.items():
-            self._tasks.own(name, self.housekeeping.repeat(name, seconds, step))
-        if self.listener is not None:
-            self._tasks.own("listener", self.listener.run())
-        if self.bell is not None:
-            self._tasks.own("bell", self.bell.run())
+            self.tasks.own(name, self.housekeeping.repeat(name, seconds, step))
+        for name, task in self.ears.tasks().items():
+            self.tasks.own(name, task)
         if self.settings.metrics_port:
-            self._tasks.own("http", self.http.run())
-        self._tasks.own("service manager", self.service_manager.run())
+            self.tasks.own("http", self.http.run())
+        self.tasks.own("service manager", self.service_manager.run())
         await self._ending.wait()
         return await self._end()
 
@@ -339,7 +297,7 @@ class Dispatcher:
         self.stats.leases_lost += 1
         self.stats.outcomes_dropped += self.claims.lose()
         self._is_grounding = True
-        self._tasks.soon("ground", self._ground(lease_id))
+        self.tasks.soon("ground", self._ground(lease_id))
 
     async def _ground(self, lease_id: UUID) -> None:
         """Make sure that no body of the lost lease is alive; take the next lease, and give back the old one's runs."""
@@ -348,42 +306,6 @@ class Dispatcher:
         self._is_grounding = False
         self.keeper.acquire_again()
         await self.housekeeping.reclaim()
-
-    # wakeups
-
-    def _on_listening(self) -> None:
-        """Look for what no wakeup has told."""
-        self.housekeeping.learn_neighbours()
-        self._tasks.own("look afresh", self.looks.look_afresh())
-
-    def _look_at_all(self) -> None:
-        """Look for what no wakeup has told: have the next poll and sweep now."""
-        self.housekeeping.poll_soon()
-        self.housekeeping.admission.sweep_soon()
-
-    def _on_ready(self, queues: Sequence[str]) -> None:
-        """These queues have READY runs since we looked after them; housekeeping tells the others over PostgreSQL."""
-        self.looks.on_ready(queues)
-        if self.bell is not None:
-            for queue in queues:
-                self._tasks.soon("ring", self.bell.ring(Wakeup("ready", queue)))
-
-    def _on_wakeup(self, source: str, wakeup: Wakeup) -> None:
-        self.stats.wakeups_received[source, wakeup.kind] += 1
-        if wakeup.kind == "ready":
-            self.looks.on_ready([wakeup.value])
-        elif wakeup.kind == "run":
-            self.housekeeping.poll_soon()
-        elif wakeup.kind == "scheduled":
-            self._on_scheduled()
-        elif wakeup.kind == "blocked":
-            self.housekeeping.admission.admit_soon([wakeup.value])
-        elif wakeup.kind == "schedule":
-            self.housekeeping.schedules_soon()
-        elif wakeup.kind == "cancel" and wakeup.value == str(self.claims.lease_id):
-            self._tasks.soon("cancel", self._look_for_cancellations())
-        elif wakeup.kind == "lease" and wakeup.value == process.host_name():
-            self.housekeeping.learn_neighbours()
 
     def _on_known(self) -> None:
         self.housekeeping.declare_soon()
@@ -401,13 +323,10 @@ class Dispatcher:
     def _own_steps(self) -> dict[str, Any]:
         return {
             "poll": (self.settings.poll_interval_seconds, self.looks.poll),
-            "cancellations": (self.settings.poll_interval_seconds, self._look_for_cancellations),
+            "cancellations": (self.settings.poll_interval_seconds, self.look_for_cancellations),
             "fence": (self.children.look_seconds, self._look_at_fence),
             **self.waiting.steps(),
         }
-
-    def _is_listening(self) -> bool:
-        return self.listener is not None and self.listener.is_proved
 
     async def _look_at_fence(self) -> None:
         """See that who renews the lease, and who enforces its deadline, are not stuck."""
@@ -416,7 +335,7 @@ class Dispatcher:
         if self.claims.lease_id is not None and self.board.deadline_ns() > now_ns():
             self.stats.succeed("lease")
 
-    async def _look_for_cancellations(self) -> None:
+    async def look_for_cancellations(self) -> None:
         lease_id = self.claims.lease_id
         if lease_id is None or not self.pool.flights():
             return
@@ -447,7 +366,7 @@ class Dispatcher:
         if self.claims.has_claimed_enough():
             self.end(f"{self.claims.claimed_total} runs were run")
         elif self.mode.is_burst:
-            self._tasks.soon("burst", self._end_burst())
+            self.tasks.soon("burst", self._end_burst())
 
     async def _end_burst(self) -> None:
         await self.housekeeping.promote()
@@ -472,7 +391,7 @@ class Dispatcher:
         await self.answering.close()
         if self._is_grounding or self.housekeeping.lost_leases:
             has_left_nothing = False
-        await self._tasks.cancel()
+        await self.tasks.cancel()
         self.keeper.stop()
         await self.children.close()
         await self.sessions.close()

@@ -19,6 +19,7 @@ FENCE = "django_dispatch/executors/fence.py"
 ZYGOTE = "django_dispatch/executors/zygote.py"
 CLAIMS = "django_dispatch/dispatcher/claims.py"
 BUSY = "django_dispatch/dispatcher/busy.py"
+EARS = "django_dispatch/dispatcher/ears.py"
 SERVICE = "django_dispatch/dispatcher/service.py"
 SYNC = "django_dispatch/executors/sync.py"
 LOOP = "django_dispatch/executors/loop.py"
@@ -456,8 +457,8 @@ _OF_LIMITS = (
     (UNIQUE, ' and new.on_duplicate != "replace"', "", _DUPLICATES),
     (UNIQUE, "            run.is_duplicate = True\n", "", _DUPLICATES),
     (HOUSEKEEPING, "if freed:", "if False:", (_SCHEDULED_LIMITS + "test_places_of_what_expires_are_free_at_once",)),
-    (CLAIMS, "self._on_freed([ended.flight.run for ended in batch])",
-     "self._on_freed([e.flight.run for e in batch if e.outcome.verdict is not Verdict.COMMITTED])", _MAKES_ROOM),
+    (CLAIMS, "self._tell.freed([ended.flight.run for ended in batch])",
+     "self._tell.freed([e.flight.run for e in batch if e.outcome.verdict is not Verdict.COMMITTED])", _MAKES_ROOM),
     (ADMISSION, "if now >= self._sweep_at:", "if False:",
      (_LIMITED + "TestWhateverBecomesOfTheHolder::test_somebody_ends_it_by_sql",)),
 )  # fmt: skip
@@ -499,8 +500,7 @@ _OF_WAITING = (
     (WAITING, "BUSY_SECONDS = 1.0", "BUSY_SECONDS = 0.0", _LITTLE_TO_DO),
     (WAITING, "self._said == (self._own_lease(), True)", "True", _OFF),
     (WAITING, "trouble.on_relief(self._say_again)", "pass", _SAID_AGAIN),
-    (SERVICE, "        self.housekeeping.poll_soon()\n        self.housekeeping.admission.sweep_soon()\n",
-     "        self.claims.look()\n        self.housekeeping.admission.sweep_soon()\n", _MISSED),
+    (EARS, "self._dispatcher.housekeeping.poll_soon()\n", "self._dispatcher.claims.look()\n", _MISSED),
     (SENDING, '(settings.notify != "off" or', "(True or", _WHO_NOTIFIES),
     (SENDING, 'if conf.current().notify != "idle" or', "if", _WHO_NOTIFIES),
     (SENDING, "WHERE django_dispatch_is_awaited(%s::text)", "WHERE %s::text = ANY(ARRAY['a'])", _WHO_NOTIFIES),

@@ -83,7 +83,7 @@ async def main(dispatcher: "Dispatcher", data: Mapping[str, Any]) -> dict[str, A
 async def producers(dispatcher: "Dispatcher", data: Mapping[str, Any]) -> dict[str, Any]:
     """Say where runs come from: wakeups, messages, schedules, the poll."""
     settings, stats, received = dispatcher.settings, dispatcher.stats, dispatcher.stats.wakeups_received
-    listener, bell = dispatcher.listener, dispatcher.bell
+    listener, bell = dispatcher.ears.listener, dispatcher.ears.bell
     return {
         "listener": {
             "is_enabled": listener is not None,
