@@ -124,7 +124,8 @@ class Children:
                 logger.error("The zygote has stood still for %.1f s; it is killed with its executors.", still)
             else:
                 continue
-            self._pool.kill_past_zygote(zygote)
+            for executor in self._pool.children_of(zygote):
+                executor.kill_past_zygote()
             zygote.destroy()
         process.reap_adopted({zygote.pid for zygote in self._living})
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -215,6 +216,12 @@ class Executor:
         if flight is not None and flight.started_at is None:
             self.unstarted -= 1
         return flight
+
+    def kill_past_zygote(self) -> None:
+        """Kill it without its zygote, which is stuck; so it has not been reaped, and the pid is its own."""
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Close every socket."""

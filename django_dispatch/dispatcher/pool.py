@@ -1,9 +1,7 @@
 """The pool: which executor starts which run, and what is known when one ends or dies. On the dispatcher's loop."""
 
 import asyncio
-import contextlib
 import logging
-import os
 import signal
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -307,13 +305,6 @@ class Pool:
         executor.is_doomed = executor.is_killed = True
         self.take_back_from(executor)
         executor.zygote.kill(executor.id, cause)
-
-    def kill_past_zygote(self, zygote: Zygote) -> None:
-        """Kill its executors without the zygote, which is stuck; so it has not reaped them, and each pid is theirs."""
-        for executor in self.children_of(zygote):
-            if executor.pid is not None:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(executor.pid, signal.SIGKILL)
 
     def stop(self, executor: Executor, flight: Flight, reason: Stop) -> None:
         """Tell a body to end: by a signal that names its attempt, or by an order to its event loop."""

@@ -136,12 +136,7 @@ class Dispatcher:
             queues=self.queues,
             max_interruptions=self.settings.max_interruptions,
             max_runs=self.mode.max_runs,
-            hooks=Hooks(
-                quiet=self._on_quiet,
-                scheduled=self._on_scheduled,
-                freed=self._on_freed,
-                looked=self._on_look,
-            ),
+            hooks=Hooks(self._on_quiet, self._on_scheduled, self._on_freed, self._on_look),
             trouble=self.trouble,
             stats=self.stats,
         )
