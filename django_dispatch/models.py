@@ -225,8 +225,9 @@ class Run(models.Model):
     blocked_by = models.CharField(_("blocked by"), max_length=255, null=True, blank=True)
     # Where it holds a place while it has not ended: 1: at its key; 2: at its key, if it has one, and at its queue.
     places = models.PositiveSmallIntegerField(_("places"), db_default=0)
-    # Whose it is: the runs of each take turns in the line in which they wait. The turn is given by a trigger, or by the
-    # promotion, when the run comes into a line; in halves of ids, for a run without one stands at its own id.
+    # Whose it is: the runs of each take turns in the line in which they wait. A trigger gives the turn (on SQLite, the
+    # store), or the promotion, when the run comes into a line; in halves of ids, for a run without one stands at its
+    # own id.
     fair_key = models.CharField(_("fair key"), max_length=255, null=True, blank=True)
     turn = models.BigIntegerField(_("turn"), null=True, blank=True, editable=False)
     # Not started by then, it never will be. Says nothing about a run that was started once.

@@ -41,7 +41,7 @@ def test_nonsense_is_refused_when_the_task_is_defined(value: Any, reason: str) -
 
 
 class TestEnqueue:
-    pytestmark = pytest.mark.django_db(transaction=True)
+    pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("any_database")]
 
     def test_it_is_made_of_the_arguments(self) -> None:
         assert limited.of_tenant.delay("7").fair_key == "tenant-7"

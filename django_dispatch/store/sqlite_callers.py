@@ -15,6 +15,7 @@ from django.conf import settings
 from .sqlite_claims import LEASE, OURS, PAUSED, RUN, with_error
 from .sqlite_prune import count_prunable, prune
 from .sqlite_session import Transaction, callers_transaction, interval, list_of, moment, stamp
+from .sqlite_turns import line_up
 from .values import CancelledRun, NewRun, Recorded
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ UPDATE {RUN} SET status = 'CANCELLED', finished_at = %(now)s, run_after = NULL, 
 _ASK_TO_STOP = f"UPDATE {RUN} SET cancel_requested_at = coalesce(cancel_requested_at, %(now)s) WHERE id = %(id)s"
 _KEPT_BY_RERUN = (
     *("task", "queue", "priority", "args", "kwargs", "max_attempts", "timeout", "on_lost", "retention", "on_duplicate"),
-    *("concurrency_key", "concurrency_limit", "rate_amount", "rate_seconds"),
+    *("concurrency_key", "concurrency_limit", "rate_amount", "rate_seconds", "fair_key"),
 )
 # A queue that is paused already stays so since then; what is new is why, by whom and until when.
 _PAUSE = f"""
@@ -66,7 +67,9 @@ def enqueue(using: str, new: NewRun) -> Recorded:
     return enqueue_many(using, [new])[0]
 
 
-def enqueue_and_wake(using: str, new: NewRun, channel: str, payload: str) -> tuple[Recorded, bool]:
+def enqueue_and_wake(
+    using: str, new: NewRun, channel: str, payload: str, awaited: Sequence[str | None] = ()
+) -> tuple[Recorded, bool]:
     """Insert one run; nobody can be woken."""
     return enqueue(using, new), False
 
@@ -94,7 +97,8 @@ def record(tx: Transaction, new: NewRun, source: str) -> Recorded | None:
     run_id = tx.insert(RUN, row)
     if run_id is None:
         return None
-    return Recorded(run_id, _as_read(tx.now), row["status"], _as_read(moment(row["run_after"])))
+    turn = None if new.fair_key is None else line_up(tx, [run_id]).get(run_id)
+    return Recorded(run_id, _as_read(tx.now), row["status"], _as_read(moment(row["run_after"])), turn)
 
 
 def new_row(tx: Transaction, new: NewRun, source: str) -> dict[str, Any]:
@@ -191,6 +195,8 @@ def rerun(using: str, run_id: int, *, limited_queues: Collection[str] = ()) -> "
         if old.expires_at is not None and old.expires_at > old.enqueued_at:
             new.expires_at = tx.now + (old.expires_at - old.enqueued_at)
         new.save(using=using, force_insert=True)
+        if new.fair_key is not None:
+            line_up(tx, [new.pk])
         return Run.objects.using(using).get(pk=new.pk)
 
 
@@ -228,7 +234,7 @@ def _duplicate(using: str, new: NewRun) -> Recorded:
     run = runs.filter(uuid=new.uuid).first() if new.uuid is not None else None
     run = run or runs.get(unique_key=new.unique_key)
     run.is_duplicate = True
-    return Recorded(run.pk, run.enqueued_at, run.status, run.run_after, run)
+    return Recorded(run.pk, run.enqueued_at, run.status, run.run_after, run.turn, run)
 
 
 def _is_known(tx: Transaction, uuid: str) -> bool:

@@ -12,22 +12,29 @@ from uuid import UUID
 from django.db import DataError, IntegrityError
 
 from .sqlite_session import Row, Session, Transaction, list_of, moment
+from .sqlite_turns import IN_LINE, PLACE, next_turn
 from .values import ClaimedRun, Exchange, NewLease, Settlement, Wanted
 
 RUN = "django_dispatch_run"
 LEASE = "django_dispatch_lease"
+WAITER = "django_dispatch_waiter"
 PAUSED = "django_dispatch_pausedqueue"
 IS_PAUSED = f"""EXISTS (SELECT 1 FROM {PAUSED} AS p
   WHERE p.name = {RUN}.queue AND (p.paused_until IS NULL OR p.paused_until > %(now)s))"""
 MOST_ERRORS = 100
 LONGEST_ERRORS = 250_000
 
+_SAY_WAITING = f"""
+INSERT INTO {WAITER} (lease_id, queues, is_waiting)
+SELECT id, %(queues)s, %(is_waiting)s FROM {LEASE} WHERE id = %(id)s AND expires_at > %(now)s
+ON CONFLICT (lease_id) DO UPDATE SET queues = excluded.queues, is_waiting = excluded.is_waiting
+"""
 _READY = f"""
 SELECT id FROM {RUN}
 WHERE status = 'READY' AND queue = %(queue)s AND NOT {IS_PAUSED}
   AND task NOT IN (SELECT value FROM json_each(%(excluded)s))
   AND (expires_at IS NULL OR attempt > 0 OR expires_at > %(now)s)
-ORDER BY priority DESC, id LIMIT %(limit)s
+{IN_LINE} LIMIT %(limit)s
 """
 _IS_ANY_READY = f"""
 SELECT 1 FROM {RUN}
@@ -42,26 +49,31 @@ SET status = 'RUNNING', lease_id = %(lease)s, epoch = epoch + 1, attempt = min(a
     on_lost = CASE WHEN task IN (SELECT value FROM json_each(%(at_most_once)s)) THEN 'fail' ELSE on_lost END
 WHERE id IN (SELECT value FROM json_each(%(ids)s))
 RETURNING id, epoch, task, queue, priority, attempt, failures, interruptions, max_attempts, timeout / 1e6, on_lost,
-  args, kwargs, uuid, coalesce(ready_at, enqueued_at), scheduled_for, concurrency_key
+  args, kwargs, uuid, coalesce(ready_at, enqueued_at), scheduled_for, concurrency_key,
+  {PLACE}
 """
 
 OURS = "id = %(id)s AND epoch = %(epoch)s AND lease_id = %(lease)s AND status = 'RUNNING'"
 # What a run keeps while it waits to be tried again: where order counts, its place at its key; else nothing.
 KEPT_PLACES = "CASE WHEN places > 0 AND on_duplicate IN ('serial', 'queue_one') THEN 1 ELSE 0 END"
 IS_UNIQUE_STILL = "coalesce(unique_until > %(now)s, 0)"
+_OWN = f"""
+SELECT cancel_requested_at IS NOT NULL, errors, turn, coalesce(%(queue)s, queue), coalesce(%(priority)s, priority)
+FROM {RUN} WHERE {OURS}
+"""
 # Words: the one that it becomes. An acknowledged cancel wins over another attempt.
 _FINISH = f"""
 UPDATE {RUN}
 SET status = %(word)s, lease_id = NULL, result = %(result)s, progress = coalesce(%(progress)s, progress),
     attempt = attempt - 1 + %(started)s, failures = failures + %(failed)s,
     interruptions = interruptions + %(interrupted)s,
-    errors = %(errors)s, queue = coalesce(%(queue)s, queue), priority = coalesce(%(priority)s, priority),
+    errors = %(errors)s, queue = %(queue)s, priority = %(priority)s,
     started_at = CASE WHEN %(started)s THEN started_at END,
     ready_at = CASE WHEN NOT %(started)s THEN ready_at WHEN %(word)s = 'READY' THEN %(now)s END,
     run_after = CASE WHEN %(word)s = 'SCHEDULED' THEN %(later)s END,
     unique_key = CASE WHEN %(word)s IN ('READY', 'SCHEDULED') OR %(word)s <> 'CANCELLED' AND {IS_UNIQUE_STILL}
                  THEN unique_key END,
-    places = CASE WHEN %(word)s = 'SCHEDULED' THEN {KEPT_PLACES} ELSE places END,
+    places = CASE WHEN %(word)s = 'SCHEDULED' THEN {KEPT_PLACES} ELSE places END, turn = %(turn)s,
     finished_at = CASE WHEN %(word)s NOT IN ('READY', 'SCHEDULED') THEN %(now)s END
 WHERE {OURS}
 """
@@ -108,7 +120,20 @@ def surrender(session: Session, lease_id: UUID) -> bool:
             f"DELETE FROM {LEASE} WHERE id = %(id)s AND NOT EXISTS (SELECT 1 FROM {RUN} WHERE lease_id = %(id)s)",
             id=lease_id.hex,
         )
+        forget_waiters(tx)
     return deleted == 1
+
+
+def say_waiting(session: Session, lease_id: UUID, queues: Sequence[str], *, is_waiting: bool) -> bool:
+    """See Store.say_waiting(). Nobody notifies here, whatever is said."""
+    with session.transaction() as tx:
+        said = tx.change(_SAY_WAITING, id=lease_id.hex, queues=json.dumps(list(queues)), is_waiting=is_waiting)
+    return said == 1
+
+
+def forget_waiters(tx: Transaction) -> None:
+    """Forget the words of those whose leases are gone."""
+    tx.change(f"DELETE FROM {WAITER} WHERE lease_id NOT IN (SELECT id FROM {LEASE})")
 
 
 def exchange(session: Session, lease_id: UUID, settlements: Sequence[Settlement], wanted: Wanted) -> Exchange:
@@ -120,11 +145,13 @@ def exchange(session: Session, lease_id: UUID, settlements: Sequence[Settlement]
         with session.transaction() as tx:
             # What is given back by these settlements is for the next look.
             picked = _pick(tx, lease_id, wanted) if may_claim else []
-            refused = [s.run_id for s in settlements if not _finish(tx, lease_id, s)]
+            written = [(s, _finish(tx, lease_id, s)) for s in settlements]
             claimed = _claim(tx, lease_id, picked, wanted) if picked else []
     except IntegrityError as error:
         raise DataError(f"A settlement cannot be stored: {error}") from error
-    return Exchange(claimed, refused, [])
+    refused = [s.run_id for s, status in written if status is None]
+    cancelled = [s.run_id for s, status in written if status not in (None, s.status)]
+    return Exchange(claimed, refused, [], cancelled)
 
 
 def held(session: Session, lease_id: UUID) -> Sequence[tuple[int, int]]:
@@ -185,35 +212,40 @@ def _claim(tx: Transaction, lease_id: UUID, picked: Sequence[int], wanted: Wante
 
 
 def _claimed_run(tx: Transaction, row: Row) -> ClaimedRun:
-    *facts, due_at, scheduled_for, concurrency_key = row
+    *facts, due_at, scheduled_for, concurrency_key, its_place = row
     due_seconds, slot = tx.since(due_at), moment(scheduled_for)
-    return ClaimedRun._make((*facts, due_seconds, None if slot is None else slot.timestamp(), concurrency_key))
+    scheduled_seconds = None if slot is None else slot.timestamp()
+    return ClaimedRun._make((*facts, due_seconds, scheduled_seconds, concurrency_key, its_place))
 
 
-def _finish(tx: Transaction, lease_id: UUID, s: Settlement) -> bool:
-    """Write one settlement if its token fits."""
+def _finish(tx: Transaction, lease_id: UUID, s: Settlement) -> str | None:
+    """Write one settlement if its token fits, and return what the run is now; None: it does not fit."""
     token = {"id": s.run_id, "epoch": s.epoch, "lease": lease_id.hex}
-    found = tx.rows(f"SELECT cancel_requested_at IS NOT NULL, errors FROM {RUN} WHERE {OURS}", **token)
+    found = tx.rows(_OWN, **token, queue=s.queue, priority=s.priority)
     if not found:
-        return False
-    ((is_cancelled, errors),) = found
+        return None
+    ((is_cancelled, errors, turn, queue, priority),) = found
+    word = "CANCELLED" if is_cancelled and s.status in ("READY", "SCHEDULED") else s.status
     if s.error is not None:
         errors = with_error(errors, {**_loads(s.error), "at": tx.now.isoformat()})
-    written = tx.change(
+    if turn is not None and word == "READY" and s.was_started:
+        turn = next_turn(tx, queue, priority, None, s.run_id)
+    tx.change(
         _FINISH,
         **token,
-        word="CANCELLED" if is_cancelled and s.status in ("READY", "SCHEDULED") else s.status,
+        word=word,
         result=s.result,
         progress=s.progress,
         started=int(s.was_started),
         failed=int(s.has_failed),
         interrupted=int(s.was_interrupted),
         errors=errors,
-        queue=s.queue,
-        priority=s.priority,
+        queue=queue,
+        priority=priority,
+        turn=turn,
         later=None if s.delay_seconds is None else tx.at(s.delay_seconds),
     )
-    return written == 1
+    return word
 
 
 def _loads(text: str) -> Any:

@@ -9,8 +9,9 @@ from typing import Any
 from uuid import UUID
 
 from ..patterns import PRIVATE_PREFIX, private_queue
-from .sqlite_claims import IS_PAUSED, IS_UNIQUE_STILL, KEPT_PLACES, LEASE, RUN, with_error
+from .sqlite_claims import IS_PAUSED, IS_UNIQUE_STILL, KEPT_PLACES, LEASE, RUN, WAITER, forget_waiters, with_error
 from .sqlite_session import Row, Session, Transaction, list_of, moment, seconds_ago
+from .sqlite_turns import PLACE, line_up, next_turn
 from .values import BACKLOG_LIMIT, Backlog, Expired, Neighbour, Promoted, Reclaimed
 
 MOST_LEASES = 20
@@ -19,14 +20,15 @@ LONGEST_DELAY_SECONDS = 3600
 
 _IS_EXPIRED = "(expires_at < %(dead_at)s OR id IN (SELECT value FROM json_each(%(dead)s)))"
 _IS_ORPHAN = f"lease_id IS NOT NULL AND lease_id NOT IN (SELECT id FROM {LEASE})"
-_LOST = "id, task, queue, lease_id, attempt, interruptions, on_lost, cancel_requested_at IS NOT NULL, errors"
+_LOST = """id, task, queue, lease_id, attempt, interruptions, on_lost, cancel_requested_at IS NOT NULL, errors, turn,
+  priority"""
 _LOSE = f"""
 UPDATE {RUN}
 SET status = %(word)s, lease_id = NULL, interruptions = interruptions + 1, errors = %(errors)s,
     ready_at = CASE WHEN %(word)s = 'READY' THEN %(now)s END, run_after = %(later)s,
     unique_key = CASE WHEN %(word)s IN ('READY', 'SCHEDULED') OR %(word)s <> 'CANCELLED' AND {IS_UNIQUE_STILL}
                  THEN unique_key END,
-    places = CASE WHEN %(word)s = 'SCHEDULED' THEN {KEPT_PLACES} ELSE places END,
+    places = CASE WHEN %(word)s = 'SCHEDULED' THEN {KEPT_PLACES} ELSE places END, turn = %(turn)s,
     finished_at = CASE WHEN %(word)s NOT IN ('READY', 'SCHEDULED') THEN %(now)s END
 WHERE id = %(id)s AND status = 'RUNNING'
 """
@@ -42,7 +44,7 @@ SET status = CASE WHEN {_NEXT_LIMIT} IS NULL THEN 'READY' ELSE 'BLOCKED' END, bl
     ready_at = run_after, run_after = NULL
 WHERE id IN (
   SELECT id FROM {RUN} WHERE status = 'SCHEDULED' AND run_after <= %(now)s ORDER BY run_after LIMIT %(limit)s)
-RETURNING queue, blocked_by
+RETURNING queue, blocked_by, id, ready_at
 """
 _IS_LATE = "expires_at <= %(now)s AND attempt = 0 AND status IN ('SCHEDULED', 'READY', 'BLOCKED')"
 _NEXT_DUE = f"SELECT min(run_after) FROM {RUN} WHERE status = 'SCHEDULED' AND run_after > %(now)s"
@@ -51,11 +53,12 @@ SELECT min(expires_at) FROM {RUN}
 WHERE expires_at > %(now)s AND attempt = 0 AND status IN ('SCHEDULED', 'READY', 'BLOCKED')
 """
 _AGED = f"""
-SELECT id, top FROM (
-  SELECT id, priority, coalesce(ready_at, enqueued_at) AS due_at, max(priority) OVER (PARTITION BY queue) AS top,
-    row_number() OVER (PARTITION BY queue, priority ORDER BY id) AS place
+SELECT id, top, queue, fair_key FROM (
+  SELECT id, queue, priority, fair_key, coalesce(ready_at, enqueued_at) AS due_at,
+    max(priority) OVER (PARTITION BY queue) AS top,
+    row_number() OVER (PARTITION BY queue, priority ORDER BY {PLACE}) AS place
   FROM {RUN} WHERE status = 'READY'
-) WHERE priority < top AND place <= %(limit)s AND due_at < %(before)s LIMIT {MOST_RUNS}
+) WHERE priority < top AND place <= %(limit)s AND due_at < %(before)s ORDER BY priority DESC, place LIMIT {MOST_RUNS}
 """
 
 
@@ -66,6 +69,7 @@ def reclaim(
     dead = list_of(lease_id.hex for lease_id in dead_leases)
     is_any = (
         f"SELECT EXISTS (SELECT 1 FROM {LEASE} WHERE {_IS_EXPIRED}) OR EXISTS (SELECT 1 FROM {RUN} WHERE {_IS_ORPHAN})"
+        f" OR EXISTS (SELECT 1 FROM {WAITER} WHERE {_IS_ORPHAN})"
     )
     if session.rows(is_any, dead_at=seconds_ago(grace_seconds), dead=dead) == [(0,)]:
         return []
@@ -83,6 +87,7 @@ def reclaim(
             runs = tx.rows(f"SELECT {_LOST} FROM {RUN} WHERE lease_id = %(lease)s", lease=lease_id)
             reclaimed += [_lose(tx, run, text, node, max_interruptions) for run in runs]
             tx.change(f"DELETE FROM {LEASE} WHERE id = %(id)s", id=lease_id)
+        forget_waiters(tx)
         orphans = tx.rows(f"SELECT {_LOST} FROM {RUN} WHERE {_IS_ORPHAN} LIMIT {MOST_RUNS}")
         return reclaimed + [_lose(tx, run, "its lease does not exist", "", max_interruptions) for run in orphans]
 
@@ -112,8 +117,9 @@ def promote(session: Session, *, limit: int, limited_queues: Sequence[str]) -> P
     if session.rows(f"SELECT 1 FROM {RUN} WHERE status = 'SCHEDULED' AND run_after <= %(now)s LIMIT 1"):
         with session.transaction() as tx:
             promoted = tx.rows(_PROMOTE, limit=limit, limited_queues=list_of(limited_queues))
-    queues = {queue for queue, blocked_by in promoted if blocked_by is None}
-    blocked = {blocked_by for _, blocked_by in promoted if blocked_by is not None}
+            line_up(tx, [run_id for _, _, run_id, due_at in sorted(promoted, key=lambda row: (row[3], row[2]))])
+    queues = {queue for queue, blocked_by, *_ in promoted if blocked_by is None}
+    blocked = {blocked_by for _, blocked_by, *_ in promoted if blocked_by is not None}
     return Promoted(sorted(queues), _seconds_until(session, _NEXT_DUE), sorted(blocked))
 
 
@@ -142,8 +148,11 @@ def age(session: Session, *, age_seconds: float, limit: int) -> int:
         return 0
     with session.transaction() as tx:
         aged = tx.rows(_AGED, **params)
-        for run_id, top in aged:
-            tx.change(f"UPDATE {RUN} SET priority = %(top)s WHERE id = %(id)s", id=run_id, top=top)
+        for run_id, top, queue, key in aged:
+            turn = None if key is None else next_turn(tx, queue, top, key, run_id)
+            tx.change(
+                f"UPDATE {RUN} SET priority = %(top)s, turn = %(turn)s WHERE id = %(id)s", id=run_id, top=top, turn=turn
+            )
     return len(aged)
 
 
@@ -180,7 +189,7 @@ def neighbours(session: Session, *, host: str, besides: UUID | None) -> Sequence
 
 def _lose(tx: Transaction, run: Row, why: str, node: str, max_interruptions: int) -> Reclaimed:
     """Take back a run: the first loss is repeated at once, later ones wait."""
-    run_id, task, queue, lease, attempt, interruptions, on_lost, is_cancelled, errors = run
+    run_id, task, queue, lease, attempt, interruptions, on_lost, is_cancelled, errors, turn, priority = run
     if is_cancelled:
         word = "CANCELLED"
     elif on_lost == "fail" or interruptions + 1 >= max_interruptions:
@@ -190,7 +199,9 @@ def _lose(tx: Transaction, run: Row, why: str, node: str, max_interruptions: int
     error = {**_error(tx, attempt, "lost", f"The dispatcher was lost: {why}"), "executor": node}
     delay_seconds = min(2.0 ** min(interruptions, 20), LONGEST_DELAY_SECONDS)
     later = tx.at(delay_seconds) if word == "SCHEDULED" else None
-    tx.change(_LOSE, id=run_id, word=word, errors=with_error(errors, error), later=later)
+    if turn is not None and word == "READY":
+        turn = next_turn(tx, queue, priority, None, run_id)
+    tx.change(_LOSE, id=run_id, word=word, errors=with_error(errors, error), later=later, turn=turn)
     return Reclaimed(run_id, task, queue, word, UUID(lease))
 
 

@@ -7,13 +7,12 @@ from typing import Any, NamedTuple
 
 from .sqlite_claims import RUN
 from .sqlite_session import Row, Session, Transaction, list_of, seconds_ago
+from .sqlite_turns import IN_LINE, IN_ORDER, line_up
 from .values import Admitted
 
 BUCKET = "django_dispatch_bucket"
 QUEUE_KEY = "queue:"
 DAY_SECONDS = 86_400
-# They run one at a time: the first that waits passes, or nobody does.
-IN_ORDER = ("serial", "queue_one")
 
 _UNFINISHED = "status IN ('SCHEDULED', 'READY', 'BLOCKED', 'RUNNING')"
 _WAITS = (
@@ -21,11 +20,9 @@ _WAITS = (
 )
 _HEAD = f"""
 SELECT on_duplicate, concurrency_limit, rate_amount, rate_seconds FROM {RUN}
-WHERE status = 'BLOCKED' AND blocked_by = %(key)s ORDER BY priority DESC, id LIMIT 1
+WHERE status = 'BLOCKED' AND blocked_by = %(key)s {IN_LINE} LIMIT 1
 """
-_WAITING = (
-    f"SELECT id FROM {RUN} WHERE status = 'BLOCKED' AND blocked_by = %(key)s ORDER BY priority DESC, id LIMIT %(room)s"
-)
+_WAITING = f"SELECT id FROM {RUN} WHERE status = 'BLOCKED' AND blocked_by = %(key)s {IN_LINE} LIMIT %(room)s"
 _HAS_QUEUE_LIMIT = "(%(places)s = 1 AND queue IN (SELECT value FROM json_each(%(limited_queues)s)))"
 _PASS = f"""
 UPDATE {RUN}
@@ -127,8 +124,11 @@ class _Admission:
 
     def _pass(self, tx: Transaction, key: str, room: int) -> int:
         ids = [row[0] for row in tx.rows(_WAITING, key=key, room=max(0, room))]
-        places = 2 if key.startswith(QUEUE_KEY) else 1
+        is_queue = key.startswith(QUEUE_KEY)
+        places = 2 if is_queue else 1
         passed = tx.rows(_PASS, ids=list_of(ids), places=places, limited_queues=list_of(self._queue_limits))
+        if not is_queue:  # in a queue with a limit there is one order, before the limit and after
+            line_up(tx, ids)
         for queue, blocked_by in dict.fromkeys(passed):
             if blocked_by is None:
                 self.queues.append(queue)

@@ -13,6 +13,7 @@ from .schedule_rows import DECLARED_SECONDS, UNREADABLE, Declaration, DueSchedul
 from .sqlite_callers import give_way
 from .sqlite_claims import RUN
 from .sqlite_session import Row, Session, Transaction, interval, list_of, moment, seconds_ago, stamp
+from .sqlite_turns import line_up
 
 SCHEDULE = "django_dispatch_schedule"
 LATE_SECONDS = 60.0
@@ -161,10 +162,12 @@ def _fire(tx: Transaction, firing: Firing, limited_queues: Sequence[str]) -> Fir
             "unique_until": None if firing.unique_seconds is None else tx.at(firing.unique_seconds),
             "on_duplicate": firing.on_duplicate or "parallel",
             **{"concurrency_key": firing.concurrency_key, "concurrency_limit": firing.concurrency_limit},
-            **{"rate_amount": firing.rate_amount, "rate_seconds": firing.rate_seconds},
+            **{"rate_amount": firing.rate_amount, "rate_seconds": firing.rate_seconds, "fair_key": firing.fair_key},
         }
         run_id = tx.insert(RUN, row)
         run_ids += [] if run_id is None else [run_id]
+    if firing.fair_key is not None:
+        line_up(tx, run_ids)
     return Fired(firing.id, queue if run_ids else None, key if run_ids else None, run_ids)
 
 

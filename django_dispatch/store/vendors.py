@@ -26,8 +26,13 @@ class Callers(Protocol):
     def enqueue(self, using: str, new: NewRun) -> Recorded:
         """Record one run."""
 
-    def enqueue_and_wake(self, using: str, new: NewRun, channel: str, payload: str) -> tuple[Recorded, bool]:
-        """Record one run that is due, and notify in the same commit; return whether that was done."""
+    def enqueue_and_wake(
+        self, using: str, new: NewRun, channel: str, payload: str, awaited: Sequence[str | None] = ()
+    ) -> tuple[Recorded, bool]:
+        """Record one run that is due, and notify in the same commit, if awaited; return whether no more is to do.
+
+        ``awaited`` is a queue, or None for any: unless some dispatcher waits for its runs, nobody is notified.
+        """
 
     def enqueue_many(self, using: str, news: Iterable[NewRun]) -> list[Recorded]:
         """Record runs, all or none; the answers and the ids are in the order given."""

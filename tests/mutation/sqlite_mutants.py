@@ -6,6 +6,7 @@ HOUSEKEEPING = "django_dispatch/store/sqlite_housekeeping.py"
 LIMITS = "django_dispatch/store/sqlite_limits.py"
 CALLERS = "django_dispatch/store/sqlite_callers.py"
 SCHEDULES = "django_dispatch/store/sqlite_schedules.py"
+TURNS = "django_dispatch/store/sqlite_turns.py"
 PRUNE = "django_dispatch/store/sqlite_prune.py"
 RULES = "django_dispatch/migrations/0005_schedules.py"
 
@@ -16,6 +17,8 @@ def _store(module: str, *names: str) -> tuple[str, ...]:
 
 _LOCKS = _store("sqlite_locks")
 _SETTLEMENTS = _store("settlements")
+_FAIR = _store("fairness")
+_WAITING = _store("waiting")
 _DUPLICATES = ("tests/test_duplicates.py",)
 
 SQLITE_MUTANTS = (
@@ -37,12 +40,46 @@ SQLITE_MUTANTS = (
     (CLAIMS, '"id = %(id)s AND epoch = %(epoch)s AND', '"id = %(id)s AND', _SETTLEMENTS),
     (CLAIMS, " AND lease_id = %(lease)s AND status = 'RUNNING'\"", "\"", _SETTLEMENTS),
     (CLAIMS, "epoch = epoch + 1", "epoch = epoch", _store("claims")),
-    (CLAIMS, "ORDER BY priority DESC, id LIMIT", "ORDER BY id LIMIT", _store("claims")),
+    (CLAIMS, "{IN_LINE} LIMIT", "ORDER BY {PLACE} LIMIT", _store("claims")),
+    (CLAIMS, "{IN_LINE} LIMIT", "ORDER BY priority DESC, id LIMIT", _FAIR),
     (CLAIMS, "  AND (expires_at IS NULL OR attempt > 0 OR expires_at > %(now)s)\n", "", _store("claims")),
     (CLAIMS, "AND queue = %(queue)s AND NOT {IS_PAUSED}", "AND queue = %(queue)s", _store("queues")),
     (CLAIMS, " AND NOT EXISTS (SELECT 1 FROM {RUN} WHERE lease_id = %(id)s)", "", _store("leases")),
     (CLAIMS, '"CANCELLED" if is_cancelled and s.status in ("READY", "SCHEDULED") else s.status', "s.status",
      _SETTLEMENTS),
+    (CLAIMS, "if status not in (None, s.status)]", "if status is False]", _SETTLEMENTS),
+    # the wait for wakeups
+    (CLAIMS, "{LEASE} WHERE id = %(id)s AND expires_at > %(now)s\nON", "{LEASE} WHERE id = %(id)s\nON", _WAITING),
+    (CLAIMS, "queues = excluded.queues, is_waiting = excluded.is_waiting", "queues = excluded.queues", _WAITING),
+    (CLAIMS, "        forget_waiters(tx)\n", "", _WAITING),
+    (HOUSEKEEPING, "        forget_waiters(tx)\n", "", _WAITING),
+    (HOUSEKEEPING, '\n        f" OR EXISTS (SELECT 1 FROM {WAITER} WHERE {_IS_ORPHAN})"', "", _WAITING),
+    # turns
+    (TURNS, "return int(last) + 2", "return int(last)", _FAIR),
+    (TURNS, " AND fair_key = %(key)s", "", _FAIR),
+    (TURNS, "int(first + 1 + first % 2)", "int(first)", _FAIR),
+    (TURNS, "int(first + 1 + first % 2)", "int(first + 1)", _FAIR),
+    (TURNS, "{_IN_THAT_LINE} ORDER BY turn LIMIT 1", "{_IN_THAT_LINE} ORDER BY turn DESC LIMIT 1", _FAIR),
+    (TURNS, "return run_id * 2", "return 0", _FAIR),
+    (TURNS, " AND priority = %(level)s", "", _FAIR),
+    (TURNS, "coalesce(blocked_by, queue) = %(line)s AND ", "", _FAIR),
+    (TURNS, "coalesce(blocked_by, queue), priority, fair_key,", "queue, priority, fair_key,", _FAIR),
+    (TURNS, "None if has_place else key", "key", _FAIR),
+    (TURNS, " AND on_duplicate IN (SELECT value FROM json_each(%(in_order)s))", "", _FAIR),
+    (TURNS, "coalesce(blocked_by = concurrency_key, 0) AND ", "", _FAIR),
+    (TURNS, 'IN_ORDER = ("serial", "queue_one")', "IN_ORDER = ()", _FAIR),
+    (TURNS, "    tx.change(_LEAVE, ids=ids)\n", "", _FAIR),
+    (CALLERS, "None if new.fair_key is None else line_up(tx, [run_id]).get(run_id)", "None", _FAIR),
+    (CALLERS, "            line_up(tx, [new.pk])\n", "            pass\n", _FAIR),
+    (SCHEDULES, "        line_up(tx, run_ids)\n", "        pass\n", _store("scheduled_limits")),
+    (CLAIMS, 'word == "READY" and s.was_started', 'word == "READY"', _FAIR),
+    (CLAIMS, 'if turn is not None and word == "READY" and', "if False and", _FAIR),
+    (HOUSEKEEPING, 'if turn is not None and word == "READY":', "if False:", _FAIR),
+    (HOUSEKEEPING, "            line_up(tx, [run_id for", "            _ = ([run_id for", _FAIR),
+    (HOUSEKEEPING, "None if key is None else next_turn(tx, queue, top, key, run_id)", "None", _FAIR),
+    (LIMITS, "{IN_LINE} LIMIT %(room)s", "ORDER BY priority DESC, id LIMIT %(room)s", _FAIR),
+    (LIMITS, "if not is_queue:", "if True:", _FAIR),
+    (LIMITS, "            line_up(tx, ids)\n", "            pass\n", _FAIR),
     # housekeeping
     (HOUSEKEEPING, ' or interruptions + 1 >= max_interruptions', "", _store("reclaims")),
     (HOUSEKEEPING, 'on_lost == "fail" or ', "", _store("reclaims")),

@@ -11,6 +11,8 @@ from django.db.models.functions import Now
 
 from django_dispatch.models import Lease, Run, Status
 from django_dispatch.store.base import Store
+from django_dispatch.store.sqlite_session import callers_transaction
+from django_dispatch.store.sqlite_turns import line_up
 from django_dispatch.store.values import ClaimedRun, NewLease, Settlement
 
 LONG_AGO = datetime.fromisoformat("2001-01-01T00:00:00+00:00")
@@ -24,13 +26,16 @@ def add_run(**columns: Any) -> int:
         columns.setdefault("run_after", FAR_OFF)
     if status in (Status.SUCCESSFUL, Status.FAILED, Status.CANCELLED):
         columns.setdefault("finished_at", LONG_AGO)
-    if connection.vendor == "sqlite":
-        columns = _gated(columns)
-    return Run.objects.create(**{"task": "shop.add", "source": "app", **columns}).pk
+    is_gated = connection.vendor != "sqlite"
+    run = Run.objects.create(**{"task": "shop.add", "source": "app", **(columns if is_gated else _gated(columns))})
+    if run.fair_key is not None and not is_gated:
+        with callers_transaction("default") as tx:
+            line_up(tx, [run.pk])
+    return run.pk
 
 
 def _gated(columns: dict[str, Any]) -> dict[str, Any]:
-    """What the table's trigger does on PostgreSQL, whoever inserts a run; on SQLite the store itself, for its own."""
+    """What the table's gate does on PostgreSQL, whoever inserts a run; on SQLite the store itself, for its own."""
     is_waiting = columns.get("concurrency_key") is not None and not columns.get("places")
     if is_waiting and columns.get("status", Status.READY) == Status.READY:
         columns["status"] = Status.BLOCKED

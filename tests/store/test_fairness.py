@@ -10,9 +10,9 @@ import pytest
 from django.db.models.functions import Now
 
 from django_dispatch.models import Run
-from django_dispatch.store import postgres_enqueue
 from django_dispatch.store.base import Store
 from django_dispatch.store.values import NewRun, Settlement
+from django_dispatch.store.vendors import callers
 
 from .tables import acquire, add_run, add_runs, claim, expire, finish, stored
 
@@ -24,7 +24,7 @@ SERIAL = {"concurrency_key": "serial:x", "concurrency_limit": 1, "on_duplicate":
 def flood(*keys: str | None, count: int = FLOOD, **columns: Any) -> list[int]:
     """Enqueue so many runs of each key, of one key after the other."""
     news = [NewRun("shop.add", fair_key=key, **columns) for key in keys for _ in range(count)]
-    return [recorded.id for recorded in postgres_enqueue.enqueue_many("default", news)]
+    return [recorded.id for recorded in callers("default").enqueue_many("default", news)]
 
 
 def keys_of(runs: Sequence[int]) -> list[str | None]:
@@ -141,7 +141,7 @@ class TestShares:
 
 class TestDoors:
     def test_one_by_one(self, store: Store) -> None:
-        recorded = [postgres_enqueue.enqueue("default", NewRun("shop.add", fair_key=key)) for key in "aaab"]
+        recorded = [callers("default").enqueue("default", NewRun("shop.add", fair_key=key)) for key in "aaab"]
         assert [one.turn for one in recorded] == [stored(one.id).turn for one in recorded]
         assert claimed(store, 2) == ["a", "b"]
 
@@ -152,7 +152,7 @@ class TestDoors:
     def test_a_copy(self, store: Store) -> None:
         old = add_run(fair_key="b", status="SUCCESSFUL")
         flood("a")
-        new = postgres_enqueue.rerun("default", old)
+        new = callers("default").rerun("default", old)
         assert new is not None
         assert (new.fair_key, new.turn) == ("b", stored(new.pk).turn)
         assert claimed(store, 2) == ["a", "b"]
