@@ -43,26 +43,31 @@ END $$;
 """
 NO_IS_AWAITED = "DROP FUNCTION django_dispatch_is_awaited(text);"
 
-# As before, but only if it is awaited. Who cannot see whether it is notifies in any case: who may not read that table
-# or call that function, or inserts into one that is not on its search path.
+# As before, but whoever gets the gate notifies only if it is awaited. The look comes after the gate, which most do not
+# get when many commit at once: for all it would cost more than the notification of one. Who does not get the gate may
+# be let down by one who did before somebody waited: hence dispatchers wait for two marks.
+#
+# Who cannot see whether it is awaited notifies in any case: who may not read that table or call that function, or
+# inserts into one that is not on its search path.
 WAKE = """
 CREATE OR REPLACE FUNCTION django_dispatch_wake() RETURNS trigger LANGUAGE plpgsql AS $$
-DECLARE
-  is_wanted boolean := EXISTS (SELECT FROM inserted WHERE source = 'sql' AND status IN ('READY', 'BLOCKED'));
 BEGIN
-  IF is_wanted AND has_table_privilege(to_regclass('django_dispatch_waiter'), 'SELECT')
-     AND to_regclass('django_dispatch_waiter')
-       = to_regclass(quote_ident(TG_TABLE_SCHEMA) || '.django_dispatch_waiter') THEN
-    IF EXISTS (SELECT FROM django_dispatch_waiter)
-       AND has_function_privilege('django_dispatch_is_awaited(text)', 'EXECUTE') THEN
-      is_wanted := EXISTS (
-        SELECT FROM (
-          SELECT DISTINCT CASE status WHEN 'READY' THEN queue END AS wanted FROM inserted
-          WHERE source = 'sql' AND status IN ('READY', 'BLOCKED')) AS i
-        WHERE django_dispatch_is_awaited(i.wanted));
+  IF EXISTS (SELECT FROM inserted WHERE source = 'sql' AND status IN ('READY', 'BLOCKED'))
+     AND pg_try_advisory_xact_lock(hashtext('django_dispatch'), hashtext(TG_TABLE_SCHEMA)) THEN
+    IF has_table_privilege(to_regclass('django_dispatch_waiter'), 'SELECT')
+       AND to_regclass('django_dispatch_waiter')
+         = to_regclass(quote_ident(TG_TABLE_SCHEMA) || '.django_dispatch_waiter') THEN
+      IF EXISTS (SELECT FROM django_dispatch_waiter)
+         AND has_function_privilege('django_dispatch_is_awaited(text)', 'EXECUTE') THEN
+        IF NOT EXISTS (
+          SELECT FROM (
+            SELECT DISTINCT CASE status WHEN 'READY' THEN queue END AS wanted FROM inserted
+            WHERE source = 'sql' AND status IN ('READY', 'BLOCKED')) AS i
+          WHERE django_dispatch_is_awaited(i.wanted)) THEN
+          RETURN NULL;
+        END IF;
+      END IF;
     END IF;
-  END IF;
-  IF is_wanted AND pg_try_advisory_xact_lock(hashtext('django_dispatch'), hashtext(TG_TABLE_SCHEMA)) THEN
     PERFORM pg_notify('django_dispatch', i.payload) FROM (
       SELECT DISTINCT 'ready:' || queue AS payload FROM inserted WHERE source = 'sql' AND status = 'READY'
       UNION ALL

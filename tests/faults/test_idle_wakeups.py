@@ -102,6 +102,28 @@ def test_a_run_that_was_written_before_we_waited_and_committed_after_is_found(
     wait_for(is_told, what="a dispatcher that has nothing more to look for")
 
 
+def test_a_run_that_was_kept_from_notifying_by_one_that_did_not_see_us_wait_is_found(
+    kit: Kit, ear: Ear, writer: psycopg.Connection[Any], database_url: str
+) -> None:
+    """One transaction at a time may notify: that one looked before we waited, and is open when the other writes."""
+    ready(kit)
+    held = occupy(kit)
+    ear.heard()
+    first = insert(writer)
+    kit.gate.open("held")
+    wait_until_final(held)
+    wait_until_waiting()
+    with psycopg.connect(database_url) as other:
+        second = insert(other)
+        writer.commit()
+        (first,) = wait_until_final(first, seconds=25)
+        assert not is_told(), "while the other transaction is open"
+        other.commit()
+    (second,) = wait_until_final(second, seconds=25)
+    assert second.status == "SUCCESSFUL"
+    assert not [payload for payload in ear.heard() if payload.startswith("ready:")]
+
+
 def test_nobody_is_told_of_what_is_enqueued_while_all_are_busy(
     kit: Kit, ear: Ear, writer: psycopg.Connection[Any]
 ) -> None:

@@ -26,7 +26,6 @@ from .test_postgres_plans import (
     LIVE,
     RUNNING,
     TELL_PLANS,
-    TURNS,
     VERBS,
     ExplainedSession,
     Plans,
@@ -155,25 +154,3 @@ def test_the_hot_path_makes_its_plans_again_while_runs_go_by(
     assert (len(exchange.claimed), exchange.refused) == (100, [])
     (plan,) = plans.told
     check(plan, {CLAIM, KEY})
-
-
-@pytest.mark.parametrize("rows", [0, FEW_ROWS])
-def test_a_caller_whose_session_is_as_old_reads_one_row_for_a_turn(
-    django_db_modify_db_settings: None, django_db_blocker: Any, rows: int
-) -> None:
-    """Under the server's defaults: what it remembers of the function is of a small table."""
-    turn = "SELECT django_dispatch_turn('fair', 0::smallint, 'tenant 1', 1)"
-    plans = Plans()
-    with django_db_blocker.unblock(), database_without_vacuum() as connection:
-        connection.execute("ALTER TABLE django_dispatch_run DISABLE TRIGGER USER")
-        connection.execute(f"{FAIR} LIMIT {rows}".encode())
-        connection.execute("ANALYZE")
-        for _ in range(10):
-            connection.execute(turn.encode())
-        connection.execute(FAIR.encode())
-        plans.listen(connection)
-        connection.execute("SET auto_explain.log_nested_statements = on")
-        connection.execute(turn.encode())
-    assert len(plans.told) > 1
-    for plan in plans.told:
-        check(plan, TURNS, most=1)
