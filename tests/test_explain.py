@@ -15,6 +15,7 @@ from django_dispatch import pause_queue
 from django_dispatch.explain import Cause, explain
 from django_dispatch.models import Bucket, Lease, PausedQueue, Run
 from django_dispatch.patterns import private_queue
+from tests.kit import tasks
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("any_database")]
 
@@ -193,8 +194,8 @@ def test_slots_that_are_all_taken_and_the_place_in_line() -> None:
 
 def test_the_place_in_a_line_in_which_keys_take_turns() -> None:
     a_dispatcher("*")
-    flood = [a_run(fair_key="a") for _ in range(10)]
-    run = a_run(fair_key="b")
+    flood = [tasks.note.apply_async(fair_key="a") for _ in range(10)]
+    run = tasks.note.apply_async(fair_key="b")
     assert causes(run)["behind"].data == {"queue": "default", "runs": 1, "is_more": False, "fair_key": "b"}
     assert causes(run)["behind"].text.endswith("Those of its fair key 'b' take turns with those of others.")
     assert causes(flood[-1])["behind"].data["runs"] == 10
