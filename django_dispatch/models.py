@@ -25,69 +25,35 @@ from django.db.models import F, Q
 from django.db.models.functions import Coalesce, Now
 from django.utils.translation import gettext_lazy as _
 
+from .choices import FINAL, UNFINISHED, CatchUp, OnDuplicate, OnLost, Overlap, Source, Status
+
 if TYPE_CHECKING:
     from .explain import Explanation
 
+__all__ = [
+    "FINAL",
+    "LINE",
+    "PLACE",
+    "WAITS_ITS_TURN",
+    "Bucket",
+    "CatchUp",
+    "Lease",
+    "OnDuplicate",
+    "OnLost",
+    "Overlap",
+    "PausedQueue",
+    "Run",
+    "Schedule",
+    "Source",
+    "Status",
+    "Waiter",
+]
 
-class Status(models.TextChoices):
-    """Where a run is in its life. The last three are final."""
 
-    SCHEDULED = "SCHEDULED", _("scheduled")
-    READY = "READY", _("ready")
-    BLOCKED = "BLOCKED", _("blocked")
-    RUNNING = "RUNNING", _("running")
-    SUCCESSFUL = "SUCCESSFUL", _("successful")
-    FAILED = "FAILED", _("failed")
-    CANCELLED = "CANCELLED", _("cancelled")
-
-
-FINAL = (Status.SUCCESSFUL, Status.FAILED, Status.CANCELLED)
-UNFINISHED = ["SCHEDULED", "READY", "BLOCKED", "RUNNING"]
 # Where a run stands among those of its priority; and in which line: at a limit, or in its queue.
 PLACE = Coalesce(F("turn"), F("id") * 2)
 LINE = Coalesce(F("blocked_by"), F("queue"))
 WAITS_ITS_TURN = Q(turn__isnull=False, status__in=["READY", "BLOCKED"])
-
-
-class OnLost(models.TextChoices):
-    """What becomes of a run whose body ended without a verdict."""
-
-    REQUEUE = "requeue", _("run again")
-    FAIL = "fail", _("fail, at most once")
-
-
-class OnDuplicate(models.TextChoices):
-    """What becomes of a run while another one of its key waits or runs."""
-
-    PARALLEL = "parallel", _("run beside it")
-    DISCARD = "discard", _("is not recorded")
-    SERIAL = "serial", _("runs after it")
-    QUEUE_ONE = "queue_one", _("runs after it, if none waits yet")
-    REPLACE = "replace", _("takes the place of the one that waits")
-
-
-class Source(models.TextChoices):
-    """The door by which a run came in. Rows of ``sql`` are announced by the table's own trigger."""
-
-    APP = "app", _("application")
-    SQL = "sql", _("plain SQL")
-    NOTIFY = "notify", _("message")
-    SCHEDULE = "schedule", _("schedule")
-
-
-class CatchUp(models.TextChoices):
-    """What becomes of occurrences that no dispatcher was there for."""
-
-    NONE = "none", _("skip what is more than a minute late")
-    LAST = "last", _("run the last one missed")
-    ALL = "all", _("run every one missed")
-
-
-class Overlap(models.TextChoices):
-    """Whether an occurrence is enqueued while a run of the same schedule has not ended."""
-
-    ALLOW = "allow", _("enqueue beside it")
-    SKIP = "skip", _("skip the occurrence")
 
 
 class Lease(models.Model):
