@@ -12,7 +12,7 @@ from uuid import UUID
 from django.db import DataError, IntegrityError
 
 from .sqlite_session import Row, Session, Transaction, list_of, moment
-from .sqlite_turns import IN_LINE, PLACE, next_turn
+from .sqlite_turns import IN_LINE, PLACE, line_up
 from .values import ClaimedRun, Exchange, NewLease, Settlement, Wanted
 
 RUN = "django_dispatch_run"
@@ -57,23 +57,19 @@ OURS = "id = %(id)s AND epoch = %(epoch)s AND lease_id = %(lease)s AND status = 
 # What a run keeps while it waits to be tried again: where order counts, its place at its key; else nothing.
 KEPT_PLACES = "CASE WHEN places > 0 AND on_duplicate IN ('serial', 'queue_one') THEN 1 ELSE 0 END"
 IS_UNIQUE_STILL = "coalesce(unique_until > %(now)s, 0)"
-_OWN = f"""
-SELECT cancel_requested_at IS NOT NULL, errors, turn, coalesce(%(queue)s, queue), coalesce(%(priority)s, priority)
-FROM {RUN} WHERE {OURS}
-"""
 # Words: the one that it becomes. An acknowledged cancel wins over another attempt.
 _FINISH = f"""
 UPDATE {RUN}
 SET status = %(word)s, lease_id = NULL, result = %(result)s, progress = coalesce(%(progress)s, progress),
     attempt = attempt - 1 + %(started)s, failures = failures + %(failed)s,
     interruptions = interruptions + %(interrupted)s,
-    errors = %(errors)s, queue = %(queue)s, priority = %(priority)s,
+    errors = %(errors)s, queue = coalesce(%(queue)s, queue), priority = coalesce(%(priority)s, priority),
     started_at = CASE WHEN %(started)s THEN started_at END,
     ready_at = CASE WHEN NOT %(started)s THEN ready_at WHEN %(word)s = 'READY' THEN %(now)s END,
     run_after = CASE WHEN %(word)s = 'SCHEDULED' THEN %(later)s END,
     unique_key = CASE WHEN %(word)s IN ('READY', 'SCHEDULED') OR %(word)s <> 'CANCELLED' AND {IS_UNIQUE_STILL}
                  THEN unique_key END,
-    places = CASE WHEN %(word)s = 'SCHEDULED' THEN {KEPT_PLACES} ELSE places END, turn = %(turn)s,
+    places = CASE WHEN %(word)s = 'SCHEDULED' THEN {KEPT_PLACES} ELSE places END,
     finished_at = CASE WHEN %(word)s NOT IN ('READY', 'SCHEDULED') THEN %(now)s END
 WHERE {OURS}
 """
@@ -147,6 +143,8 @@ def exchange(session: Session, lease_id: UUID, settlements: Sequence[Settlement]
             picked = _pick(tx, lease_id, wanted) if may_claim else []
             written = [(s, _finish(tx, lease_id, s)) for s in settlements]
             claimed = _claim(tx, lease_id, picked, wanted) if picked else []
+            back = sorted(s.run_id for s, status in written if status == "READY" and s.was_started)
+            line_up(tx, back, are_back=True)
     except IntegrityError as error:
         raise DataError(f"A settlement cannot be stored: {error}") from error
     refused = [s.run_id for s, status in written if status is None]
@@ -221,15 +219,13 @@ def _claimed_run(tx: Transaction, row: Row) -> ClaimedRun:
 def _finish(tx: Transaction, lease_id: UUID, s: Settlement) -> str | None:
     """Write one settlement if its token fits, and return what the run is now; None: it does not fit."""
     token = {"id": s.run_id, "epoch": s.epoch, "lease": lease_id.hex}
-    found = tx.rows(_OWN, **token, queue=s.queue, priority=s.priority)
+    found = tx.rows(f"SELECT cancel_requested_at IS NOT NULL, errors FROM {RUN} WHERE {OURS}", **token)
     if not found:
         return None
-    ((is_cancelled, errors, turn, queue, priority),) = found
+    ((is_cancelled, errors),) = found
     word = "CANCELLED" if is_cancelled and s.status in ("READY", "SCHEDULED") else s.status
     if s.error is not None:
         errors = with_error(errors, {**_loads(s.error), "at": tx.now.isoformat()})
-    if turn is not None and word == "READY" and s.was_started:
-        turn = next_turn(tx, queue, priority, None, s.run_id)
     tx.change(
         _FINISH,
         **token,
@@ -240,9 +236,8 @@ def _finish(tx: Transaction, lease_id: UUID, s: Settlement) -> str | None:
         failed=int(s.has_failed),
         interrupted=int(s.was_interrupted),
         errors=errors,
-        queue=queue,
-        priority=priority,
-        turn=turn,
+        queue=s.queue,
+        priority=s.priority,
         later=None if s.delay_seconds is None else tx.at(s.delay_seconds),
     )
     return word

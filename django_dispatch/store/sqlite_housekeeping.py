@@ -20,15 +20,14 @@ LONGEST_DELAY_SECONDS = 3600
 
 _IS_EXPIRED = "(expires_at < %(dead_at)s OR id IN (SELECT value FROM json_each(%(dead)s)))"
 _IS_ORPHAN = f"lease_id IS NOT NULL AND lease_id NOT IN (SELECT id FROM {LEASE})"
-_LOST = """id, task, queue, lease_id, attempt, interruptions, on_lost, cancel_requested_at IS NOT NULL, errors, turn,
-  priority"""
+_LOST = "id, task, queue, lease_id, attempt, interruptions, on_lost, cancel_requested_at IS NOT NULL, errors"
 _LOSE = f"""
 UPDATE {RUN}
 SET status = %(word)s, lease_id = NULL, interruptions = interruptions + 1, errors = %(errors)s,
     ready_at = CASE WHEN %(word)s = 'READY' THEN %(now)s END, run_after = %(later)s,
     unique_key = CASE WHEN %(word)s IN ('READY', 'SCHEDULED') OR %(word)s <> 'CANCELLED' AND {IS_UNIQUE_STILL}
                  THEN unique_key END,
-    places = CASE WHEN %(word)s = 'SCHEDULED' THEN {KEPT_PLACES} ELSE places END, turn = %(turn)s,
+    places = CASE WHEN %(word)s = 'SCHEDULED' THEN {KEPT_PLACES} ELSE places END,
     finished_at = CASE WHEN %(word)s NOT IN ('READY', 'SCHEDULED') THEN %(now)s END
 WHERE id = %(id)s AND status = 'RUNNING'
 """
@@ -89,7 +88,9 @@ def reclaim(
             tx.change(f"DELETE FROM {LEASE} WHERE id = %(id)s", id=lease_id)
         forget_waiters(tx)
         orphans = tx.rows(f"SELECT {_LOST} FROM {RUN} WHERE {_IS_ORPHAN} LIMIT {MOST_RUNS}")
-        return reclaimed + [_lose(tx, run, "its lease does not exist", "", max_interruptions) for run in orphans]
+        reclaimed += [_lose(tx, run, "its lease does not exist", "", max_interruptions) for run in orphans]
+        line_up(tx, [run.run_id for run in reclaimed if run.status == "READY"], are_back=True)
+        return reclaimed
 
 
 def cancel_unreachable(session: Session) -> int:
@@ -189,7 +190,7 @@ def neighbours(session: Session, *, host: str, besides: UUID | None) -> Sequence
 
 def _lose(tx: Transaction, run: Row, why: str, node: str, max_interruptions: int) -> Reclaimed:
     """Take back a run: the first loss is repeated at once, later ones wait."""
-    run_id, task, queue, lease, attempt, interruptions, on_lost, is_cancelled, errors, turn, priority = run
+    run_id, task, queue, lease, attempt, interruptions, on_lost, is_cancelled, errors = run
     if is_cancelled:
         word = "CANCELLED"
     elif on_lost == "fail" or interruptions + 1 >= max_interruptions:
@@ -199,9 +200,7 @@ def _lose(tx: Transaction, run: Row, why: str, node: str, max_interruptions: int
     error = {**_error(tx, attempt, "lost", f"The dispatcher was lost: {why}"), "executor": node}
     delay_seconds = min(2.0 ** min(interruptions, 20), LONGEST_DELAY_SECONDS)
     later = tx.at(delay_seconds) if word == "SCHEDULED" else None
-    if turn is not None and word == "READY":
-        turn = next_turn(tx, queue, priority, None, run_id)
-    tx.change(_LOSE, id=run_id, word=word, errors=with_error(errors, error), later=later, turn=turn)
+    tx.change(_LOSE, id=run_id, word=word, errors=with_error(errors, error), later=later)
     return Reclaimed(run_id, task, queue, word, UUID(lease))
 
 

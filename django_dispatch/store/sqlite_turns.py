@@ -43,10 +43,10 @@ def next_turn(tx: Transaction, line: str, level: int, key: str | None, run_id: i
     return run_id * 2
 
 
-def line_up(tx: Transaction, run_ids: Sequence[int]) -> dict[int, int]:
+def line_up(tx: Transaction, run_ids: Sequence[int], *, are_back: bool = False) -> dict[int, int]:
     """Give these runs turns where they wait now, one after the other, if they have a fair key; return the turns.
 
-    Where order counts, ids are the order. Who holds a place meanwhile is not to wait for long.
+    Where order counts, ids are the order. Who holds a place, or is back after a start, is not to wait for long.
     """
     if not run_ids:
         return {}
@@ -57,6 +57,6 @@ def line_up(tx: Transaction, run_ids: Sequence[int]) -> dict[int, int]:
     for run_id in run_ids:
         line, level, key, has_place, is_in_order = coming.get(run_id, (None, 0, None, False, True))
         if not is_in_order:
-            turns[run_id] = next_turn(tx, line, level, None if has_place else key, run_id)
+            turns[run_id] = next_turn(tx, line, level, None if has_place or are_back else key, run_id)
             tx.change("UPDATE django_dispatch_run SET turn = %(turn)s WHERE id = %(id)s", id=run_id, turn=turns[run_id])
     return turns

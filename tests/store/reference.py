@@ -150,6 +150,7 @@ class Tables:
                     cancelled.append(run.id)
                 self._leave(run, "CANCELLED" if run.id in cancelled else s.status)
                 if run.status == "READY" and s.was_started and run.turn is not None:
+                    run.turn = None
                     self.returned.append(run)
         return refused, busy, cancelled
 

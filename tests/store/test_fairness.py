@@ -239,10 +239,12 @@ class TestLimits:
 
     def test_keys_take_turns_at_the_limit_of_a_queue(self, store: Store) -> None:
         flood("a", "b", count=5, is_limited=True)
+        turns = dict(Run.objects.values_list("pk", "turn"))
         limits = json.dumps({"default": {"concurrency": 1}})
         lease_id = acquire(store)
         order = [self.admit_and_claim(store, lease_id, "queue:default", limits) for _ in range(6)]
         assert keys_of(order) == list("ababab")
+        assert turns.items() >= {run_id: stored(run_id).turn for run_id in order}.items(), "the same before and after"
 
     def test_a_run_that_holds_a_place_does_not_wait_behind_its_own_flood(self, store: Store) -> None:
         flood("a")
