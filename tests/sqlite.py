@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from django.contrib.contenttypes.models import ContentType
 from django.core.management import call_command
 from django.db import connections
 
@@ -25,13 +26,19 @@ def default_on_sqlite(file: Path) -> Iterator[None]:
         **{"ENGINE": "django.db.backends.sqlite3", "NAME": str(file), "HOST": "", "PORT": "", "OPTIONS": {}},
     }
     connections["default"] = connections.create_connection("default")
-    conf.current.cache_clear()
+    _forget_what_was_read()
     try:
         yield
     finally:
         connections["default"].close()
         connections.settings["default"], connections["default"] = settings, connection
-        conf.current.cache_clear()
+        _forget_what_was_read()
+
+
+def _forget_what_was_read() -> None:
+    """Forget what is kept by alias: it is of the other database."""
+    conf.current.cache_clear()
+    ContentType.objects.clear_cache()
 
 
 def make_template(folder: Path) -> Path:
