@@ -3,6 +3,7 @@
 The runs are on a server of the test's own. The ledger is on the suite's, so bodies can tell of themselves meanwhile.
 """
 
+import os
 import time
 from datetime import timedelta
 from typing import Any
@@ -25,7 +26,7 @@ from tests.kit.waiting import wait_for
 BEGINS = "Trouble with the database ("
 IS_OVER = "The trouble with the database is over"
 RECOVERY = timedelta(seconds=10)
-DOWN_SECONDS = 20
+DOWN_SECONDS = int(os.environ.get("OUTAGE_SECONDS", "20"))  # more than the longest pause between two attempts
 LISTENERS = "SELECT query FROM pg_stat_activity WHERE application_name = 'django_dispatch listener' AND state = 'idle'"
 
 
