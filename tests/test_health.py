@@ -463,3 +463,42 @@ def test_the_program_for_probes_imports_no_django_and_knows_the_default_port() -
     assert subprocess.check_output([sys.executable, "-c", code], cwd=BASE_DIR, text=True).strip() == ""
     settings = DispatchSettings()
     assert (settings.metrics_host, settings.metrics_port) == (alive.DEFAULT_HOST, alive.DEFAULT_PORT)
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_the_probe_answers_before_django_is_imported_and_as_its_command_does(
+    form: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = json.dumps({"is_healthy": True, "node": "a", "state": "active", "failing": {}})
+    code = (
+        "import sys; from django_dispatch.alive import answer_early\n"
+        "try: answer_early(sys.argv[1:])\n"
+        "finally: assert not [name for name in sys.modules if name.startswith('django.')]"
+    )
+    words = ["dispatcherctl", "alive", "--node=a", *form]
+    with one_answer(200, document) as port:
+        command = [sys.executable, "-c", code, *words, f"--metrics-port={port}"]
+        early = subprocess.check_output(command, cwd=BASE_DIR, text=True)
+    with one_answer(200, document) as port:
+        call_command(*words, f"--metrics-port={port}", skip_checks=True)
+    assert capsys.readouterr().out == early
+
+
+@pytest.mark.parametrize(
+    ("words", "document"),
+    [
+        ("dispatcherctl alive", {"is_healthy": True, "node": "a"}),
+        ("dispatcherctl alive --node=a --yaml", {"is_healthy": True, "node": "a"}),
+        ("dispatcherctl status --node=a", {"is_healthy": True, "node": "a"}),
+        ("dispatcherctl alive --node=a", {"is_healthy": False, "node": "a"}),
+        ("dispatcherctl alive --node=a --metrics-port=x", {"is_healthy": True, "node": "a"}),
+        ("migrate", {"is_healthy": True, "node": "a"}),
+        ("", {"is_healthy": True, "node": "a"}),
+    ],
+)
+def test_what_is_not_a_yes_is_left_to_the_command(
+    words: str, document: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = 200 if document["is_healthy"] else 503
+    monkeypatch.setattr(alive, "ask", lambda *_, **__: (status, json.dumps(document)))
+    alive.answer_early(words.split())

@@ -4,8 +4,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from django.core.management.base import CommandError
-
 WIDEST_CELL = 60
 
 
@@ -19,6 +17,8 @@ def as_yaml(document: Any) -> str:
     try:
         import yaml
     except ImportError:
+        from django.core.management.base import CommandError  # which is not wanted before Django is
+
         raise CommandError('--yaml needs PyYAML: pip install "django-dispatch[yaml]"') from None
     text: str = yaml.safe_dump(json.loads(json.dumps(document, default=str)), sort_keys=False, allow_unicode=True)
     return text.rstrip("\n")
