@@ -33,7 +33,7 @@ START_TIMEOUT_SECONDS = 60.0
 CONFIGURATION = """
 listen_addresses = '127.0.0.1'
 unix_socket_directories = '/tmp'
-max_connections = 200
+max_connections = 400
 """
 
 
