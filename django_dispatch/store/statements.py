@@ -88,10 +88,16 @@ def next_turn(line: str, priority: str, key: str = "NULL::text") -> str:
 
 
 # finish: lock by token what nobody else holds, update. claim: lock and check our own lease, pick per queue, update.
-# Nothing here waits for a run: one that is held, by a cancel in a long transaction say, is answered as busy, to be sent
-# again; the others are written and claimed at once. The lease is not locked when there is nothing to claim, so that an
-# idle poll writes nothing. The row of a settlement that was not written as it was sent is its id, nulls, and why:
-# 'cancelled', 'busy', or null (refused).
+# Nothing here waits for a run: one that is held, by a cancel in a long transaction say, or was changed since the
+# statement began, is answered as busy, to be sent again; the others are written and claimed at once. The lease is not
+# locked when there is nothing to claim, so that an idle poll writes nothing. The row of a settlement that was not written
+# as it was sent is its id, nulls, and why: 'cancelled', 'busy', or null (refused).
+#
+# The plan is kept for a while, in which an empty table may become a large one; so there must be no other way than to
+# look up each run. By its key it is locked, in a subquery that has to be asked for each. By its place (ctid), which the
+# lock keeps, it is updated: no way to a row is cheaper, if the planner expects few. It expects one settlement where it
+# would a hundred, for a condition that is always true. Who was locked as newer than the statement sees is not found by
+# its place: then it is busy, or still READY for the next claim.
 #
 # The inner LIMIT is a constant, for the planner; the outer one stops pulling, so no more rows are locked than asked.
 # IS NOT DISTINCT FROM cannot use the lease's index: under a long transaction elsewhere that index holds a dead entry
@@ -101,9 +107,9 @@ live AS MATERIALIZED (
   SELECT id FROM {LEASE} WHERE id = %(lease)s AND expires_at > clock_timestamp() AND %(limit)s > 0 {{looking}}
   FOR NO KEY UPDATE
 ), picked AS MATERIALIZED (
-  SELECT p.id FROM live, unnest(%(queues)s::text[]) WITH ORDINALITY AS q(name, place)
+  SELECT p.ctid FROM live, unnest(%(queues)s::text[]) WITH ORDINALITY AS q(name, place)
   CROSS JOIN LATERAL (
-    SELECT id FROM {RUN}
+    SELECT ctid FROM {RUN}
     WHERE status = 'READY' AND queue = q.name AND task <> ALL(%(excluded)s::text[]) AND {_IN_TIME}
     {IN_LINE} LIMIT 10000 FOR NO KEY UPDATE SKIP LOCKED) AS p
   WHERE q.name <> ALL({PAUSED})
@@ -124,7 +130,7 @@ _CLAIMING = f"""
       unique_key = CASE WHEN r.unique_key IS NOT NULL AND r.on_duplicate NOT IN ('queue_one', 'replace')
                    THEN r.unique_key END,
       on_lost = CASE WHEN r.task = ANY(%(at_most_once)s::text[]) THEN 'fail' ELSE r.on_lost END
-  FROM picked WHERE r.id = picked.id
+  FROM picked WHERE r.ctid = picked.ctid
   RETURNING r.id, r.epoch, r.task, r.queue, r.priority, r.attempt, r.failures, r.interruptions, r.max_attempts,
             extract(epoch FROM r.timeout)::float8, r.on_lost, r.args::text, r.kwargs::text, r.uuid,
             extract(epoch FROM clock_timestamp() - coalesce(r.ready_at, r.enqueued_at))::float8,
@@ -140,8 +146,10 @@ WITH settled AS MATERIALIZED (
   SELECT * FROM jsonb_to_recordset(%(settlements)s::jsonb) AS s(
     id bigint, epoch int, status text, result jsonb, error jsonb, progress jsonb, delay float8,
     failed smallint, interrupted smallint, started smallint, queue text, priority smallint)
+  WHERE s.id - s.id = 0
 ), free AS MATERIALIZED (
-  SELECT s.* FROM settled AS s JOIN {RUN} AS r ON {_OURS} FOR NO KEY UPDATE OF r SKIP LOCKED
+  SELECT s.*, r.ctid FROM settled AS s CROSS JOIN LATERAL (
+    SELECT ctid FROM {RUN} AS r WHERE {_OURS} FOR NO KEY UPDATE SKIP LOCKED) AS r
 ), finished AS (
   UPDATE {RUN} AS r
   SET status = {_WORD}, lease_id = NULL, result = s.result,
@@ -162,7 +170,7 @@ WITH settled AS MATERIALIZED (
       turn = CASE WHEN r.turn IS NOT NULL AND {_WORD} = 'READY' AND s.started IS DISTINCT FROM 0
              THEN {next_turn("coalesce(s.queue, r.queue)", "coalesce(s.priority, r.priority)")} ELSE r.turn END,
       finished_at = CASE WHEN {_WORD} NOT IN ('READY', 'SCHEDULED') THEN clock_timestamp() END
-  FROM free AS s WHERE r.id = s.id
+  FROM free AS s WHERE r.ctid = s.ctid
   RETURNING r.id, r.status = s.status AS is_as_said
 ), {_PICKING.format(looking="")}, claimed AS ({_CLAIMING})
 SELECT * FROM claimed

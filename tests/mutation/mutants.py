@@ -147,7 +147,7 @@ _EXPIRED = "WHERE expires_at < clock_timestamp() - %(grace)s * interval '1 secon
 _OURS = "r.id = s.id AND r.epoch = s.epoch AND r.lease_id IS NOT DISTINCT FROM %(lease)s AND r.status"
 _NO_EPOCH = _OURS.replace("AND r.epoch = s.epoch ", "")
 _NO_LEASE = _OURS.replace("AND r.lease_id IS NOT DISTINCT FROM %(lease)s ", "")
-_SETTLED = "FROM settled AS s JOIN {RUN} AS r ON {_OURS} FOR NO KEY UPDATE OF r SKIP LOCKED"
+_SETTLED = "SELECT ctid FROM {RUN} AS r WHERE {_OURS} FOR NO KEY UPDATE SKIP LOCKED"
 _REPORTED = (
     "AS s(id bigint, epoch int, progress jsonb)\n  JOIN {RUN} AS r ON {_OURS} FOR NO KEY UPDATE OF r SKIP LOCKED"
 )
@@ -225,7 +225,7 @@ _OF_STATEMENTS = (
     (_OURS, _NO_EPOCH, _SETTLEMENTS),
     (_OURS, _NO_LEASE, _SETTLEMENTS),
     (_SETTLED, _SETTLED.replace(" SKIP LOCKED", ""), _BUSY),
-    (_SETTLED, _SETTLED.replace(" FOR NO KEY UPDATE OF r SKIP LOCKED", ""), _BUSY),
+    (_SETTLED, _SETTLED.replace(" FOR NO KEY UPDATE SKIP LOCKED", ""), _BUSY),
     ("WHEN EXISTS (SELECT FROM {RUN} AS r WHERE {_OURS}) THEN 'busy' END", "ELSE 'busy' END", _BUSY),
     ("WHEN EXISTS (SELECT FROM {RUN} AS r WHERE {_OURS}) THEN 'busy' END", "END", _BUSY),
     ("r.cancel_requested_at IS NOT NULL AND s.status IN", "false AND s.status IN", _SETTLEMENTS),

@@ -143,6 +143,18 @@ def test_a_verb_reads_few_rows_of_a_table_that_was_small_when_its_session_began(
         check(plan, indexes, most=BOUNDED.get(verb, FEW))
 
 
+def test_the_hot_path_finds_each_run_by_its_key_also_by_the_plan_that_was_made_for_a_small_table(
+    old_sessions: OldSessions, django_db_blocker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "KEEP_PLAN_SECONDS", float("inf"))
+    plans = old_sessions.plans
+    plans.told.clear()
+    with django_db_blocker.unblock():
+        old_sessions.exchange(outcomes(), queues=["bulk"], limit=100)
+    (plan,) = plans.told
+    check(plan, {CLAIM, KEY})
+
+
 def test_the_hot_path_makes_its_plans_again_while_runs_go_by(
     old_sessions: OldSessions, django_db_blocker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

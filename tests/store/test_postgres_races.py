@@ -131,7 +131,7 @@ class TestClaimsAtTheSameTime:
     def test_a_cancel_that_comes_while_an_exchange_waits_for_its_lease_still_wins(
         self, store: PostgresStore, other: PostgresStore, start: Any
     ) -> None:
-        """The statement has begun, and sees the run as it was before: what it locks is the run as it is."""
+        """The statement has begun, and sees the run as it was before: what it locks is the run as it is, so it waits."""
         lease_id = acquire(store)
         run = add_running(store, lease_id)
         add_run()
@@ -144,7 +144,9 @@ class TestClaimsAtTheSameTime:
         assert cancel(run.id) is CancelAnswer.REQUESTED
         commit(other)
         exchange = answer.result(PATIENCE_SECONDS)
-        assert (len(exchange.claimed), exchange.refused, exchange.busy) == (1, [], [])
+        assert (len(exchange.claimed), exchange.refused, exchange.busy) == (1, [], [run.id])
+        again = store.exchange(lease_id, [retry], queues=[], limit=0)
+        assert (again.cancelled, again.refused, again.busy) == ([run.id], [], [])
         assert stored(run.id).status == Status.CANCELLED
 
 
