@@ -46,16 +46,16 @@ WHERE id IN (
 RETURNING queue, blocked_by, id, ready_at
 """
 _IS_LATE = "expires_at <= %(now)s AND attempt = 0 AND status IN ('SCHEDULED', 'READY', 'BLOCKED')"
+_NEXT_DUE = f"SELECT min(run_after) FROM {RUN} WHERE status = 'SCHEDULED' AND run_after > %(now)s"
+_NEXT_LATE = f"""
+SELECT min(expires_at) FROM {RUN}
+WHERE expires_at > %(now)s AND attempt = 0 AND status IN ('SCHEDULED', 'READY', 'BLOCKED')
+"""
 # The first one of all, due or not.
 FIRST_DUE = f"SELECT min(run_after) FROM {RUN} WHERE status = 'SCHEDULED'"
 FIRST_LATE = f"""
 SELECT min(expires_at) FROM {RUN}
 WHERE expires_at IS NOT NULL AND attempt = 0 AND status IN ('SCHEDULED', 'READY', 'BLOCKED')
-"""
-_NEXT_DUE = f"SELECT min(run_after) FROM {RUN} WHERE status = 'SCHEDULED' AND run_after > %(now)s"
-_NEXT_LATE = f"""
-SELECT min(expires_at) FROM {RUN}
-WHERE expires_at > %(now)s AND attempt = 0 AND status IN ('SCHEDULED', 'READY', 'BLOCKED')
 """
 _AGED = f"""
 SELECT id, top, queue, fair_key FROM (
