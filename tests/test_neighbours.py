@@ -78,7 +78,7 @@ def test_the_first_look_finds_who_is_dead(new_housekeeping: Callable[[bool], Hou
     assert leases() == {elsewhere}, "a container of the same host name is not mistaken"
 
 
-@pytest.mark.parametrize("way", ["a wakeup", "a sweep"])
+@pytest.mark.parametrize("way", ["a wakeup", "a sweep", "the agenda"])
 def test_who_listens_asks_when_told_and_with_each_sweep(
     new_housekeeping: Callable[[bool], Housekeeping], dead: Any, way: str
 ) -> None:
@@ -89,6 +89,8 @@ def test_who_listens_asks_when_told_and_with_each_sweep(
     assert leases() == {lease_id}, "an idle look does not ask the database"
     if way == "a wakeup":
         housekeeping.learn_neighbours()
+    elif way == "the agenda":
+        housekeeping.note_neighbours([lease_id])
     else:
         asyncio.run(housekeeping.reclaim())
         assert leases() == {lease_id}

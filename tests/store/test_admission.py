@@ -321,6 +321,22 @@ class TestTheStep:
         asyncio.run(main())
         assert (stored(run_id).status, stored(run_id).places) == ("READY", 2)
 
+    def test_what_the_agenda_names_is_admitted_without_a_sweep(self, admission: Any) -> None:
+        async def main() -> None:
+            steps = admission()
+            await steps.step()
+            first, second = (blocked(concurrency_key=key)[0] for key in "ab")
+            assert steps.swept([], 1000.0) > 900
+            assert steps.swept(["a"], 1000.0) == 0.0
+            await steps.step()
+            assert statuses([first, second]) == ["READY", "BLOCKED"]
+            steps.sweep_soon()
+            steps.swept([], 1000.0)  # it was read before
+            await steps.step()
+            assert statuses([second]) == ["READY"]
+
+        asyncio.run(main())
+
     @pytest.mark.postgres
     def test_it_looks_again_after_an_admission_for_what_no_wakeup_told(self, admission: Any) -> None:
         told, untold = blocked(2)
