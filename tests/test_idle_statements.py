@@ -1,5 +1,6 @@
 """How often an idle dispatcher asks the database anything, by the server's own log and clock."""
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +17,9 @@ from tests.kit.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 
-LOGGED = re.compile(r"^([\d.]+)\|django_dispatch (\w+)\|LOG:  (?:execute|statement)[^:]*:((?:.|\n(?![\d.]+\|))*)", re.M)
+LOGGED = re.compile(
+    r"^([\d.]+)\|django_dispatch (\w+)\|LOG:  (?:execute|statement)[^:]*:((?:.|\n(?![\d.]+\|))*)", re.MULTILINE
+)
 SECONDS = 20.0
 # Proofs that LISTEN works, agendas, renewals and declarations come no oftener than this, and no more than these at once.
 MOST_PER_SECOND = 1 / 1.6 + 1 / 4 + 1 / 5 + 2 / 16
@@ -51,7 +54,7 @@ def test_an_idle_dispatcher_asks_no_more_than_once_a_second_or_so(
     def quiet() -> list[float]:
         """The agendas since they are as far apart as when LISTEN is proved, and all steps had their first turn."""
         times = agendas()
-        pairs = list(zip(times, times[1:], strict=False))
+        pairs = list(itertools.pairwise(times))
         return [later for earlier, later in pairs if later - earlier > 3.5][1:]
 
     wait_for(lambda: (times := quiet()) and times[-1] - times[0] >= SECONDS, seconds=120, what="agendas for a while")
