@@ -21,7 +21,7 @@ LOGGED = re.compile(
     r"^([\d.]+)\|django_dispatch (\w+)\|LOG:  (?:execute|statement)[^:]*:((?:.|\n(?![\d.]+\|))*)", re.MULTILINE
 )
 SECONDS = 20.0
-# Proofs that LISTEN works, agendas, renewals and declarations come no oftener than this, and no more than these at once.
+# Proofs that LISTEN works, agendas, renewals, declarations: no oftener than this, and no more than so many at once.
 MOST_PER_SECOND = 1 / 1.6 + 1 / 4 + 1 / 5 + 2 / 16
 MOST_AT_ONCE = 5
 
