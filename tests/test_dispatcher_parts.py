@@ -265,25 +265,28 @@ def test_a_claims_loop_that_has_nothing_to_do_is_well(monkeypatch: pytest.Monkey
 # housekeeping's timers
 
 
+def a_housekeeping(stats: Stats) -> Housekeeping:
+    return Housekeeping(
+        StoreThread(open_store("default", "test", statement_timeout_seconds=1), deadline_seconds=1),
+        ttl_seconds=1,
+        poll_pause=lambda: 1,
+        max_interruptions=3,
+        retention={},
+        queue_limits={},
+        own_lease=lambda: None,
+        is_listening=lambda: True,
+        on_ready=lambda _: None,
+        trouble=Trouble(),
+        stats=stats,
+    )
+
+
 def repeat(step: Any, until: asyncio.Event) -> Stats:
     """Repeat a step until the event, on a loop of its own."""
 
     async def main() -> Stats:
         stats = Stats()
-        housekeeping = Housekeeping(
-            StoreThread(open_store("default", "test", statement_timeout_seconds=1), deadline_seconds=1),
-            ttl_seconds=1,
-            poll_pause=lambda: 1,
-            max_interruptions=3,
-            retention={},
-            queue_limits={},
-            own_lease=lambda: None,
-            is_listening=lambda: True,
-            on_ready=lambda _: None,
-            trouble=Trouble(),
-            stats=stats,
-        )
-        repeating = asyncio.create_task(housekeeping.repeat("sweep", 0.001, step))
+        repeating = asyncio.create_task(a_housekeeping(stats).repeat("sweep", 0.001, step))
         async with asyncio.timeout(10):
             await until.wait()
         repeating.cancel()
@@ -324,6 +327,98 @@ def test_a_step_that_raises_is_logged_once_and_repeated(
     assert second.startswith(end)
     assert times[2] - times[1] >= 0.04, "with back-off"
     assert stats.loops["sweep"].last_success_at is not None
+
+
+HOUR = 3600.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "longest", "is_called"),
+    [(0.0, HOUR, True), (-5.0, HOUR, True), (0.01, HOUR, True), (None, 0.01, True), (None, HOUR, False)],
+    ids=str,
+)
+@pytest.mark.parametrize("pause", [HOUR, 0.05], ids="every {} s".format)
+def test_a_step_that_rests_is_called_when_the_agenda_says_so(
+    pause: float, seconds: float | None, longest: float, is_called: bool
+) -> None:
+    """If it says that there is nothing to do, the step is as good as done; without further word it looks by itself."""
+    calls: list[None] = []
+
+    async def main() -> Stats:
+        stats, again, later = Stats(), asyncio.Event(), asyncio.Event()
+        housekeeping = a_housekeeping(stats)
+
+        async def step() -> float:
+            calls.append(None)
+            if len(calls) == 2:
+                again.set()
+            return pause
+
+        repeating = asyncio.create_task(housekeeping.repeat("sweep", HOUR, step))
+        await asyncio.sleep(0)  # the step has begun, and rests if it can
+        first = stats.loops["sweep"].last_success_at
+        housekeeping.put_off("sweep", seconds, longest=longest)
+        assert (stats.loops["sweep"].last_success_at != first) is (seconds is None or seconds > 0)
+        if is_called:
+            async with asyncio.timeout(10):
+                await again.wait()
+        else:
+            asyncio.get_running_loop().call_later(0.1, later.set)  # timers are called in their order
+            await later.wait()
+        repeating.cancel()
+        return stats
+
+    asyncio.run(main())
+    assert (len(calls) == 2) is is_called
+
+
+def test_a_step_that_fails_is_not_put_off() -> None:
+    """What is to do may be what it could not do."""
+
+    async def main() -> None:
+        calls, again = 0, asyncio.Event()
+        housekeeping = a_housekeeping(Stats())
+
+        async def step() -> None:
+            nonlocal calls
+            calls += 1
+            if calls == 2:
+                again.set()
+            raise ZeroDivisionError
+
+        repeating = asyncio.create_task(housekeeping.repeat("sweep", HOUR, step))
+        await asyncio.sleep(0)  # the step has begun, and rests if it can
+        housekeeping.put_off("sweep", None, longest=HOUR)
+        async with asyncio.timeout(10):
+            await again.wait()
+        repeating.cancel()
+
+    asyncio.run(main())
+
+
+def test_a_step_that_is_under_way_is_called_again_if_the_agenda_has_something_for_it() -> None:
+    """It may have looked before."""
+
+    async def main() -> None:
+        calls, may_end, again = 0, asyncio.Event(), asyncio.Event()
+        housekeeping = a_housekeeping(Stats())
+
+        async def step() -> None:
+            nonlocal calls
+            calls += 1
+            if calls == 2:
+                again.set()
+            await may_end.wait()
+
+        repeating = asyncio.create_task(housekeeping.repeat("sweep", HOUR, step))
+        await asyncio.sleep(0)  # the step has begun, and rests if it can
+        housekeeping.put_off("sweep", 5.0, longest=10.0)
+        may_end.set()
+        async with asyncio.timeout(10):
+            await again.wait()
+        repeating.cancel()
+
+    asyncio.run(main())
 
 
 def test_a_step_may_say_when_it_wants_to_be_called_next() -> None:

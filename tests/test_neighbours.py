@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 from uuid import UUID
@@ -12,13 +13,14 @@ import pytest
 from django.db import OperationalError
 
 from django_dispatch.dispatcher import process
+from django_dispatch.dispatcher.agenda import Agenda
 from django_dispatch.dispatcher.housekeeping import Housekeeping
 from django_dispatch.dispatcher.stats import Stats
 from django_dispatch.dispatcher.store_thread import StoreThread
 from django_dispatch.dispatcher.trouble import Trouble
 from django_dispatch.models import Lease
 from django_dispatch.store.postgres import open_store
-from tests.store.tables import FAR_OFF
+from tests.store.tables import FAR_OFF, LONG_AGO
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -78,7 +80,7 @@ def test_the_first_look_finds_who_is_dead(new_housekeeping: Callable[[bool], Hou
     assert leases() == {elsewhere}, "a container of the same host name is not mistaken"
 
 
-@pytest.mark.parametrize("way", ["a wakeup", "a sweep"])
+@pytest.mark.parametrize("way", ["a wakeup", "a sweep", "the agenda"])
 def test_who_listens_asks_when_told_and_with_each_sweep(
     new_housekeeping: Callable[[bool], Housekeeping], dead: Any, way: str
 ) -> None:
@@ -89,6 +91,8 @@ def test_who_listens_asks_when_told_and_with_each_sweep(
     assert leases() == {lease_id}, "an idle look does not ask the database"
     if way == "a wakeup":
         housekeeping.learn_neighbours()
+    elif way == "the agenda":
+        housekeeping.note_neighbours([lease_id])
     else:
         asyncio.run(housekeeping.reclaim())
         assert leases() == {lease_id}
@@ -122,3 +126,20 @@ def test_a_question_that_failed_is_asked_again(
         asyncio.run(housekeeping.look_at_neighbours())
     asyncio.run(housekeeping.look_at_neighbours())
     assert leases() == set()
+
+
+@pytest.mark.parametrize(("who", "expected"), [("nobody", False), ("somebody", True), ("we", True)])
+def test_the_agenda_has_reclaimed_what_anybody_lost(
+    store: StoreThread, new_housekeeping: Callable[[bool], Housekeeping], dead: Any, who: str, expected: bool
+) -> None:
+    """Also what we lost ourselves and could not give back: nobody else sees that before the lease expires."""
+    add_lease(1, dead)
+    if who == "somebody":
+        Lease.objects.update(expires_at=LONG_AGO)
+    housekeeping = new_housekeeping(True)
+    if who == "we":
+        housekeeping.lost_leases.add(UUID(int=1))
+    looks = Mock(pause=lambda: 1.0)
+    dispatcher = SimpleNamespace(store=store, housekeeping=housekeeping, looks=looks, pool=SimpleNamespace(facts={}))
+    assert asyncio.run(Agenda(dispatcher).read()) == 1.0  # type: ignore[arg-type]
+    assert housekeeping._hurries["reclaim"].is_set() is expected

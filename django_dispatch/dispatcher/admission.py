@@ -78,6 +78,16 @@ class Admission:
         async with self._turn:
             return await self._step()
 
+    def swept(self, keys: Sequence[str], pause: float) -> float:
+        """Somebody waits at these keys, the first ones of all: a sweep has begun, and no other is needed in ``pause``.
+
+        Return in how many seconds step() is needed.
+        """
+        now = asyncio.get_running_loop().time()
+        if now < self._sweep_at and not self._cursor and not self._turn.locked():
+            self._note(keys, now, pause)
+        return self._pause()
+
     async def settle(self) -> None:
         """Look at every key at which anybody waits, once."""
         async with self._turn:
@@ -99,6 +109,9 @@ class Admission:
             del self._wanted[key]
         if keys:
             await self._admit(keys)
+        return self._pause()
+
+    def _pause(self) -> float:
         if self._wanted:
             return 0.0
         next_at = min(self._sweep_at, *self._due.values()) if self._due else self._sweep_at
@@ -107,10 +120,13 @@ class Admission:
     async def _sweep(self, now: float) -> None:
         """Note the next keys at which somebody waits, after those of the last time."""
         keys = await self._store.call(self._store.store.blocked_keys, after=self._cursor, limit=KEYS_AT_ONCE)
+        self._note(keys, now, self._sweep_pause())
+
+    def _note(self, keys: Sequence[str], now: float, pause: float) -> None:
         self._wanted |= dict.fromkeys(key for key in keys if key not in self._due)
         is_over = len(keys) < KEYS_AT_ONCE
         self._cursor = "" if is_over else keys[-1]
-        self._sweep_at = now + (self._sweep_pause() if is_over else BREATH_SECONDS)
+        self._sweep_at = now + (pause if is_over else BREATH_SECONDS)
 
     async def _admit(self, keys: Collection[str]) -> None:
         try:

@@ -63,7 +63,8 @@ class Housekeeping:
         stats: Stats,
     ) -> None:
         self._store = store
-        self._ttl_seconds = ttl_seconds
+        self.reclaim_seconds = ttl_seconds / 2
+        """Between two sweeps, if nothing tells of a lost lease sooner."""
         self._max_interruptions = max_interruptions
         self._retention = retention
         self._aging_seconds = aging_seconds
@@ -72,6 +73,7 @@ class Housekeeping:
         self._poll_pause = poll_pause
         self._is_listening = is_listening
         self._hurries: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self._rests: dict[str, asyncio.Timeout] = {}
         self.admission = Admission(
             store,
             queue_limits,
@@ -111,15 +113,31 @@ class Housekeeping:
                     logger.warning("Housekeeping step %s fails: %s", name, error, exc_info=True)
                 is_failing = True
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(jittered(seconds) if pause is None else pause):
+                async with asyncio.timeout(jittered(seconds) if pause is None else pause) as rest:
+                    if not is_failing:
+                        self._rests[name] = rest
                     await self._hurries[name].wait()
+            self._rests.pop(name, None)
+
+    def put_off(self, name: str, seconds: float | None, *, longest: float) -> None:
+        """A step has nothing to do for so many seconds, as if it had looked; after the ``longest`` it is to look.
+
+        One that is under way may have looked before, and looks again if there is something.
+        """
+        rest = self._rests.get(name)
+        pause = longest if seconds is None else min(seconds, longest)
+        if rest is not None and not rest.expired() and pause > 0:
+            rest.reschedule(asyncio.get_running_loop().time() + pause)
+            self._stats.succeed(name, pause)
+        elif pause < longest:
+            self._hurries[name].set()
 
     def steps(self) -> dict[str, tuple[float, Callable[[], Awaitable[float | None]]]]:
         """Return each step with its period in seconds."""
         aging_seconds = self._aging_seconds
         aging = {} if aging_seconds is None else {"age": (min(60.0, max(0.2, aging_seconds / 10)), self.age)}
         return aging | {
-            "reclaim": (self._ttl_seconds / 2, self.reclaim),
+            "reclaim": (self.reclaim_seconds, self.reclaim),
             "neighbours": (NEIGHBOUR_SECONDS, self.look_at_neighbours),
             "promote": (0.0, self.promote),
             "expire": (EXPIRE_SECONDS, self.expire),
@@ -150,14 +168,20 @@ class Housekeeping:
                 extra=run.log_fields | {"status": run.status},
             )
         self.learn_neighbours()  # whom no wakeup announced
-        self.promote_soon()
         if reclaimed:
+            self.promote_soon()
             self.admission.sweep_soon()
         await self.announce([run.queue for run in reclaimed if run.status == "READY"])
         if unreachable := await self._store.call(self._store.store.cancel_unreachable):
             logger.warning(
                 "%s runs are cancelled: each was for one dispatcher alone, which lives no more.", unreachable
             )
+
+    def note_neighbours(self, lease_ids: Sequence[UUID]) -> None:
+        """These leases are of this host: look who they are, if any is new."""
+        known = {neighbour.lease_id for neighbour in self._neighbours} | {self._own_lease()}
+        if not known.issuperset(lease_ids):
+            self.learn_neighbours()
 
     def learn_neighbours(self) -> None:
         """Ask with the next look who has a lease on this host: somebody may be new there, and dead already."""

@@ -61,6 +61,11 @@ class Looks:
             self._claims.look()
         return self.pause()
 
+    def polled(self, names: Sequence[str]) -> None:
+        """The table has been looked at, and all these queues have READY runs: there need be no poll now."""
+        if self._queues.add(names) or self._is_burst:
+            self._claims.look()
+
     def pause(self) -> float:
         """Return for how many seconds the table need not be looked at if no wakeup comes."""
         is_quiet = time.monotonic() - self._woken_at > QUIET_SECONDS

@@ -22,6 +22,7 @@ from ..messages import Outcome
 from ..patterns import private_queue
 from ..store.values import ClaimedRun
 from . import process
+from .agenda import Agenda
 from .answering import Answering
 from .backlogs import Backlogs
 from .children import Children
@@ -226,7 +227,7 @@ class Dispatcher:
         self.tasks.own("watch", self.watch.run())
         self.tasks.own("progress", self.progress.run())
         self.tasks.own("messages", self.answering.submissions.run())
-        steps = self._own_steps() | self.housekeeping.steps() | self.scheduler.steps()
+        steps = self._own_steps() | Agenda(self).steps() | self.housekeeping.steps() | self.scheduler.steps()
         for name, (seconds, step) in steps.items():
             self.tasks.own(name, self.housekeeping.repeat(name, seconds, step))
         for name, task in self.ears.tasks().items():

@@ -13,6 +13,7 @@ from uuid import UUID
 from .schedule_rows import Declaration, DueSchedule, Fired, Firing, ScheduleState
 from .values import (
     Admitted,
+    Agenda,
     Backlog,
     CancelledRun,
     Exchange,
@@ -100,6 +101,13 @@ class Store(ABC):
         """
 
     # housekeeping
+
+    @abstractmethod
+    def agenda(self, *, host: str, tasks: Sequence[str], grace_seconds: float, limit: int) -> Agenda:
+        """Return what there is to do for promote, expire, admit, due_schedules, reclaim and cancel_unreachable.
+
+        ``limit`` is of the keys at which runs wait. Writes nothing, and is as cheap as any of these.
+        """
 
     @abstractmethod
     def reclaim(

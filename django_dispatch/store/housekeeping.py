@@ -7,7 +7,7 @@ from .statements import IN_LINE, KEPT, LEASE, PAUSED, PLACE, RUN, next_turn
 from .values import BACKLOG_LIMIT
 
 # Each queue that has READY runs: hops from one name to the next through the claim index, whatever the backlog.
-_HOP = f"""hop AS (
+HOP = f"""hop AS (
   (SELECT queue FROM {RUN} WHERE status = 'READY' ORDER BY queue LIMIT 1)
   UNION ALL
   SELECT (SELECT queue FROM {RUN} WHERE status = 'READY' AND queue > hop.queue ORDER BY queue LIMIT 1)
@@ -17,7 +17,7 @@ _HOP = f"""hop AS (
 # Runs for one dispatcher alone, whose lease is gone: nobody else is to run them. Who enqueued one had seen the lease,
 # so that a lease which the statement does not see has been deleted.
 CANCEL_UNREACHABLE = f"""
-WITH RECURSIVE {_HOP}, gone AS MATERIALIZED (
+WITH RECURSIVE {HOP}, gone AS MATERIALIZED (
   SELECT queue FROM hop
   WHERE starts_with(queue, 'lease:') AND NOT EXISTS (SELECT FROM {LEASE} AS l WHERE 'lease:' || l.id = hop.queue)
 ), unreachable AS MATERIALIZED (
@@ -92,16 +92,17 @@ SELECT (SELECT count(*) FROM expired), ARRAY(
 ADMIT = "SELECT * FROM django_dispatch_admit(%(keys)s::text[], %(most)s, %(queue_limits)s::jsonb)"
 
 # Hops from each key at which runs wait to the next, from where the last sweep ended, however many wait there.
-BLOCKED_KEYS = f"""
-WITH RECURSIVE hop AS (
+KEY_HOP = f"""key_hop AS (
   (SELECT blocked_by, 1 AS place FROM {RUN} WHERE status = 'BLOCKED' AND blocked_by > %(after)s
    ORDER BY blocked_by LIMIT 1)
   UNION ALL
-  SELECT (SELECT blocked_by FROM {RUN} WHERE status = 'BLOCKED' AND blocked_by > hop.blocked_by
+  SELECT (SELECT blocked_by FROM {RUN} WHERE status = 'BLOCKED' AND blocked_by > key_hop.blocked_by
           ORDER BY blocked_by LIMIT 1), place + 1
-  FROM hop WHERE hop.blocked_by IS NOT NULL AND place < %(limit)s
-)
-SELECT blocked_by FROM hop WHERE blocked_by IS NOT NULL
+  FROM key_hop WHERE key_hop.blocked_by IS NOT NULL AND place < %(limit)s
+)"""
+BLOCKED_KEYS = f"""
+WITH RECURSIVE {KEY_HOP}
+SELECT blocked_by FROM key_hop WHERE blocked_by IS NOT NULL
 """
 
 # A bucket that was not touched for a day, the longest period of a rate, is full: as if it was not there.
@@ -153,7 +154,7 @@ COUNT_OLD_OWN = f"SELECT count(*) FROM {RUN} {_OLD_OWN}"
 COUNT_OLD_REGARDLESS = f"SELECT count(*) FROM {RUN} {_OLD_REGARDLESS}"
 
 READY_QUEUES = f"""
-WITH RECURSIVE {_HOP}
+WITH RECURSIVE {HOP}
 SELECT queue FROM hop WHERE queue IS NOT NULL AND queue <> ALL({PAUSED})
 """
 
@@ -163,7 +164,7 @@ SELECT queue FROM hop WHERE queue IS NOT NULL AND queue <> ALL({PAUSED})
 # old server would walk it.)
 _TOP = "(SELECT top FROM waiting WHERE waiting.id = r.id)"
 AGE = f"""
-WITH RECURSIVE {_HOP}, level AS (
+WITH RECURSIVE {HOP}, level AS (
   SELECT hop.queue, highest.priority, highest.priority AS top FROM hop CROSS JOIN LATERAL (
     SELECT priority FROM {RUN} WHERE status = 'READY' AND queue = hop.queue ORDER BY priority DESC LIMIT 1) AS highest
   UNION ALL
@@ -190,7 +191,7 @@ WHERE r.id = ANY(ARRAY(SELECT id FROM aged))
 # Each queue that has READY runs, each priority in it, and of these so many runs: what is read is bounded, whatever the
 # backlog. The oldest is taken to be among the next twenty of its priority.
 BACKLOGS = f"""
-WITH RECURSIVE {_HOP}
+WITH RECURSIVE {HOP}
 SELECT hop.queue,
   (SELECT count(*) FROM (
     SELECT FROM {RUN} WHERE status = 'READY' AND queue = hop.queue LIMIT {BACKLOG_LIMIT}) AS bounded),

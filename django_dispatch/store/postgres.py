@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Unpack
 from uuid import UUID
 
-from . import housekeeping, statements
+from . import housekeeping, postgres_agenda, statements
 from . import postgres_schedules as schedules
 from .base import Store
 from .exchange import AsyncExchanger, exchange_params, read_exchange, statement_for
@@ -15,6 +15,7 @@ from .schedule_rows import Declaration, DueSchedule, Fired, Firing, ScheduleStat
 from .session import AsyncSession, Session, Terms
 from .values import (
     Admitted,
+    Agenda,
     Backlog,
     CancelledRun,
     Exchange,
@@ -90,6 +91,9 @@ class PostgresStore(Store):
     def report_progress(self, lease_id: UUID, progress: Mapping[tuple[int, int], str]) -> None:
         items = (f'{{"id":{key[0]},"epoch":{key[1]},"progress":{progress[key]}}}' for key in sorted(progress))
         self.session.execute(statements.PROGRESS, {"lease": lease_id, "progress": f"[{','.join(items)}]"})
+
+    def agenda(self, *, host: str, tasks: Sequence[str], grace_seconds: float, limit: int) -> Agenda:
+        return postgres_agenda.agenda(self.session, host=host, tasks=tasks, grace_seconds=grace_seconds, limit=limit)
 
     def reclaim(
         self,

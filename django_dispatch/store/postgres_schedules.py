@@ -18,7 +18,7 @@ from .statements import RUN
 UNCOMMITTED_MILLISECONDS = 20
 SCHEDULE = "django_dispatch_schedule"
 
-_IS_DUE_EVER = f"""s.enabled AND s.task = ANY(%(tasks)s::text[])
+IS_DUE_EVER = f"""s.enabled AND s.task = ANY(%(tasks)s::text[])
     AND (s.source <> 'code' OR s.declared_at > clock.now - interval '{DECLARED_SECONDS} seconds')"""
 
 # There are few schedules, and the times of one change all the time: an index would cost more than it saves.
@@ -26,7 +26,7 @@ DUE = f"""
 WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS now)
 SELECT extract(epoch FROM clock.now)::float8, extract(epoch FROM (
     SELECT min(s.next_at) FROM {SCHEDULE} AS s
-    WHERE {_IS_DUE_EVER} AND s.planned_revision = s.revision AND s.next_at > clock.now AND isfinite(s.next_at)
+    WHERE {IS_DUE_EVER} AND s.planned_revision = s.revision AND s.next_at > clock.now AND isfinite(s.next_at)
   ) - clock.now)::float8, due.*
 FROM clock LEFT JOIN LATERAL (
   SELECT s.id, s.name, s.task, s.revision, s.planned_revision = s.revision, s.next_at::text,
@@ -37,7 +37,7 @@ FROM clock LEFT JOIN LATERAL (
     CASE WHEN jsonb_typeof(s.args) = 'array' AND jsonb_typeof(s.kwargs) = 'object' THEN ''
     ELSE 'args must be a JSON array, and kwargs a JSON object.' END
   FROM {SCHEDULE} AS s
-  WHERE {_IS_DUE_EVER} AND (s.planned_revision <> s.revision OR s.next_at <= clock.now)
+  WHERE {IS_DUE_EVER} AND (s.planned_revision <> s.revision OR s.next_at <= clock.now)
   ORDER BY s.next_at NULLS FIRST, s.id LIMIT %(limit)s
 ) AS due ON true
 """

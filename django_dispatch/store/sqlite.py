@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Unpack
 from uuid import UUID
 
+from . import sqlite_agenda
 from . import sqlite_callers as callers
 from . import sqlite_claims as claims
 from . import sqlite_housekeeping as housekeeping
@@ -24,6 +25,7 @@ from .sqlite_claims import RUN
 from .sqlite_session import Session, Transaction
 from .values import (
     Admitted,
+    Agenda,
     Backlog,
     CancelledRun,
     Exchange,
@@ -81,6 +83,9 @@ class SqliteStore(Store):
 
     def report_progress(self, lease_id: UUID, progress: Mapping[tuple[int, int], str]) -> None:
         claims.report_progress(self.session, lease_id, progress)
+
+    def agenda(self, *, host: str, tasks: Sequence[str], grace_seconds: float, limit: int) -> Agenda:
+        return sqlite_agenda.agenda(self.session, host=host, tasks=tasks, grace_seconds=grace_seconds, limit=limit)
 
     def reclaim(
         self,

@@ -51,6 +51,12 @@ _NEXT_LATE = f"""
 SELECT min(expires_at) FROM {RUN}
 WHERE expires_at > %(now)s AND attempt = 0 AND status IN ('SCHEDULED', 'READY', 'BLOCKED')
 """
+# The first one of all, due or not.
+FIRST_DUE = f"SELECT min(run_after) FROM {RUN} WHERE status = 'SCHEDULED'"
+FIRST_LATE = f"""
+SELECT min(expires_at) FROM {RUN}
+WHERE expires_at IS NOT NULL AND attempt = 0 AND status IN ('SCHEDULED', 'READY', 'BLOCKED')
+"""
 _AGED = f"""
 SELECT id, top, queue, fair_key FROM (
   SELECT id, queue, priority, fair_key, coalesce(ready_at, enqueued_at) AS due_at,
@@ -66,11 +72,7 @@ def reclaim(
 ) -> Sequence[Reclaimed]:
     """See Store.reclaim()."""
     dead = list_of(lease_id.hex for lease_id in dead_leases)
-    is_any = (
-        f"SELECT EXISTS (SELECT 1 FROM {LEASE} WHERE {_IS_EXPIRED}) OR EXISTS (SELECT 1 FROM {RUN} WHERE {_IS_ORPHAN})"
-        f" OR EXISTS (SELECT 1 FROM {WAITER} WHERE {_IS_ORPHAN})"
-    )
-    if session.rows(is_any, dead_at=seconds_ago(grace_seconds), dead=dead) == [(0,)]:
+    if not is_any_lost(session, grace_seconds=grace_seconds, dead=dead):
         return []
     with session.transaction() as tx:
         dead_at = tx.at(-grace_seconds)
@@ -93,11 +95,27 @@ def reclaim(
         return reclaimed
 
 
-def cancel_unreachable(session: Session) -> int:
-    """See Store.cancel_unreachable()."""
+def is_any_lost(session: Session, *, grace_seconds: float, dead: str = "[]") -> bool:
+    """Return whether reclaim() has anything to do."""
+    found = session.rows(
+        f"SELECT EXISTS (SELECT 1 FROM {LEASE} WHERE {_IS_EXPIRED}) OR EXISTS (SELECT 1 FROM {RUN} WHERE {_IS_ORPHAN})"
+        f" OR EXISTS (SELECT 1 FROM {WAITER} WHERE {_IS_ORPHAN})",
+        dead_at=seconds_ago(grace_seconds),
+        dead=dead,
+    )
+    return bool(found[0][0])
+
+
+def unreachable_queues(session: Session) -> Sequence[str]:
+    """Return the private queues with READY runs whose lease does not exist."""
     queues = [row[0] for row in session.rows(f"SELECT DISTINCT queue FROM {RUN} WHERE status = 'READY'")]
     live = {private_queue(UUID(row[0])) for row in session.rows(f"SELECT id FROM {LEASE}")}
-    gone = [queue for queue in queues if queue.startswith(PRIVATE_PREFIX) and queue not in live]
+    return [queue for queue in queues if queue.startswith(PRIVATE_PREFIX) and queue not in live]
+
+
+def cancel_unreachable(session: Session) -> int:
+    """See Store.cancel_unreachable()."""
+    gone = unreachable_queues(session)
     if not gone:
         return 0
     with session.transaction() as tx:
@@ -121,7 +139,7 @@ def promote(session: Session, *, limit: int, limited_queues: Sequence[str]) -> P
             line_up(tx, [run_id for _, _, run_id, due_at in sorted(promoted, key=lambda row: (row[3], row[2]))])
     queues = {queue for queue, blocked_by, *_ in promoted if blocked_by is None}
     blocked = {blocked_by for _, blocked_by, *_ in promoted if blocked_by is not None}
-    return Promoted(sorted(queues), _seconds_until(session, _NEXT_DUE), sorted(blocked))
+    return Promoted(sorted(queues), seconds_until(session, _NEXT_DUE), sorted(blocked))
 
 
 def expire(session: Session, *, limit: int) -> Expired:
@@ -139,7 +157,7 @@ def expire(session: Session, *, limit: int) -> Expired:
                 tx.change(_END, id=run_id, errors=with_error(errors, error))
                 freed |= {key} if places and key is not None else set()
                 freed |= {f"queue:{queue}"} if places == 2 else set()
-    return Expired(len(late), _seconds_until(session, _NEXT_LATE), sorted(freed))
+    return Expired(len(late), seconds_until(session, _NEXT_LATE), sorted(freed))
 
 
 def age(session: Session, *, age_seconds: float, limit: int) -> int:
@@ -188,6 +206,12 @@ def neighbours(session: Session, *, host: str, besides: UUID | None) -> Sequence
     return [Neighbour(UUID(lease_id), node, json.loads(process)) for lease_id, node, process in found]
 
 
+def seconds_until(session: Session, statement: str) -> float | None:
+    """Return in how many seconds the moment is that the statement finds; 0 if it has passed."""
+    ((stored, now),) = session.rows(f"SELECT ({statement}), %(now)s")
+    return None if stored is None else max(0.0, -_between(stored, now))
+
+
 def _lose(tx: Transaction, run: Row, why: str, node: str, max_interruptions: int) -> Reclaimed:
     """Take back a run: the first loss is repeated at once, later ones wait."""
     run_id, task, queue, lease, attempt, interruptions, on_lost, is_cancelled, errors = run
@@ -206,11 +230,6 @@ def _lose(tx: Transaction, run: Row, why: str, node: str, max_interruptions: int
 
 def _error(tx: Transaction, attempt: int, kind: str, message: str) -> dict[str, Any]:
     return {"attempt": attempt, "at": tx.now.isoformat(), "kind": kind, "message": message}
-
-
-def _seconds_until(session: Session, statement: str) -> float | None:
-    ((stored, now),) = session.rows(f"SELECT ({statement}), %(now)s")
-    return None if stored is None else max(0.0, -_between(stored, now))
 
 
 def _between(stored: object, now: object) -> float:

@@ -251,6 +251,22 @@ class Admitted(NamedTuple):
     later: Mapping[str, float]
 
 
+class Agenda(NamedTuple):
+    """What there is to do: where runs are READY, the first keys at which runs wait, and whether a lease was lost.
+
+    The seconds are those until the next run is due, or expires, or a schedule is due: 0 or less if one is already.
+    """
+
+    ready_queues: Sequence[str]
+    blocked_keys: Sequence[str]
+    promote_seconds: float | None
+    expire_seconds: float | None
+    schedule_seconds: float | None
+    has_lost: bool
+    leases: Sequence[UUID]
+    """Those of the host."""
+
+
 @dataclass(frozen=True, slots=True)
 class Neighbour:
     """Another dispatcher's lease on the same host, with the identity of its processes."""

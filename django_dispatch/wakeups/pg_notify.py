@@ -7,6 +7,7 @@ believed: every so often the dispatcher sends itself a wakeup, and a connection 
 import asyncio
 import contextlib
 import os
+import random
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -20,6 +21,8 @@ from .base import CHANNEL, Wakeup
 
 CONNECT_SECONDS = 10.0
 LISTEN_SECONDS = 5.0
+# A proof is sent when nothing was heard for so many times the time in which it must come.
+SILENCE_FACTOR = 2.0
 SHARING_ROUNDS = 10
 SHARING_SECONDS = 2.0
 
@@ -32,9 +35,10 @@ class Listener:
     """Calls ``on_wakeup`` for each wakeup, and ``on_connected`` after each LISTEN: then look at the table.
 
     ``send`` must send a payload on another connection. After a failure ``on_failed`` returns when to try again. When
-    nothing was heard for ``proof_seconds``, a payload is sent, and must come within as many: so a connection that died
-    in silence is found within three times as long, and in a fleet most proofs are those of others. ``on_message`` gets
-    what comes on other ``channels``, with the channel; ``on_echo``, after how many seconds a proof came.
+    nothing was heard for twice ``proof_seconds``, or a little less, a payload is sent, and must come within
+    ``proof_seconds``: so a connection that died in silence is found within three times as long. The first of a fleet
+    to send one proves all connections. ``on_message`` gets what comes on other ``channels``, with the channel;
+    ``on_echo``, after how many seconds a proof came.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class Listener:
         self._mark = uuid4().hex
         self._sent_at: float | None = None
         self._heard = asyncio.Event()
+        self._heard_at = 0.0
         self._doubt = asyncio.Event()
         self.is_connected = False
         self.is_proved = False
@@ -124,6 +129,7 @@ class Listener:
 
     def _on_notify(self, channel: str, payload: str) -> None:
         self._heard.set()
+        self._heard_at = time.monotonic()
         if channel != CHANNEL:
             self._on_message(channel, payload)
             return
@@ -151,14 +157,18 @@ class Listener:
                 raise TimeoutError(
                     f"LISTEN brings nothing: a wakeup sent to ourselves did not come within {self._proof_seconds:g} s"
                 ) from None
-            while self._heard.is_set():
-                self.is_proved = True
-                self._on_proved()
-                self._heard.clear()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._proof_seconds):
-                        await self._doubt.wait()
-            self._doubt.clear()
+            self.is_proved = True
+            await self._be_silent()
+
+    async def _be_silent(self) -> None:
+        """Wait until nothing was heard for long enough, or in doubt. Not as long everywhere: one is to be the first."""
+        silence_seconds = SILENCE_FACTOR * self._proof_seconds * random.uniform(0.8, 1.0)
+        while not self._doubt.is_set() and (left := self._heard_at + silence_seconds - time.monotonic()) > 0:
+            self._on_proved()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._doubt.wait()
+        self._doubt.clear()
 
 
 async def _are_sessions_shared(connection: psycopg.AsyncConnection[Any], params: dict[str, Any]) -> bool:

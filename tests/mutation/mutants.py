@@ -26,6 +26,9 @@ LOOP = "django_dispatch/executors/loop.py"
 PROCESS = "django_dispatch/dispatcher/process.py"
 CHILDREN = "django_dispatch/dispatcher/children.py"
 HOUSEKEEPING = "django_dispatch/dispatcher/housekeeping.py"
+AGENDA = "django_dispatch/dispatcher/agenda.py"
+LISTENING = "django_dispatch/wakeups/pg_notify.py"
+POSTGRES_AGENDA = "django_dispatch/store/postgres_agenda.py"
 POOL = "django_dispatch/dispatcher/pool.py"
 QUARANTINE = "django_dispatch/dispatcher/quarantine.py"
 ATOMIC = "django_dispatch/store/postgres_atomic.py"
@@ -464,6 +467,35 @@ _OF_LIMITS = (
      (_LIMITED + "TestWhateverBecomesOfTheHolder::test_somebody_ends_it_by_sql",)),
 )  # fmt: skip
 
+_IDLE = ("tests/test_idle_statements.py",)
+_PARTS = "tests/test_dispatcher_parts.py::test_a_step_that_"
+_NEIGHBOURS = "tests/test_neighbours.py::test_who_listens_asks_when_told_and_with_each_sweep"
+_OF_THE_AGENDA = (
+    (AGENDA, 'housekeeping.put_off("promote", agenda.promote_seconds, longest=longest)', "pass", _IDLE),
+    (AGENDA, "it.looks.polled(agenda.ready_queues)", "pass",
+     ("tests/faults/test_wakeups.py::test_without_wakeups_the_poll_finds_everything",)),
+    (AGENDA, "0.0 if is_any_lost else None", "None",
+     ("tests/test_neighbours.py::test_the_agenda_has_reclaimed_what_anybody_lost",)),
+    (AGENDA, " or bool(housekeeping.lost_leases)", "",
+     ("tests/test_neighbours.py::test_the_agenda_has_reclaimed_what_anybody_lost",)),
+    (HOUSEKEEPING, "if not known.issuperset(lease_ids):", "if False:", (_NEIGHBOURS,)),
+    (HOUSEKEEPING, "                    if not is_failing:\n", "                    if True:\n",
+     (_PARTS + "fails_is_not_put_off",)),
+    (HOUSEKEEPING, "elif pause < longest:", "elif False:",
+     (_PARTS + "is_under_way_is_called_again_if_the_agenda_has_something_for_it",)),
+    (HOUSEKEEPING, "rest.reschedule(asyncio.get_running_loop().time() + pause)", "pass",
+     (_PARTS + "rests_is_called_when_the_agenda_says_so",)),
+    (ADMISSION, "if now < self._sweep_at and not self._cursor and", "if not self._cursor and",
+     _store("admission", "TestTheStep::test_what_the_agenda_names_is_admitted_without_a_sweep")),
+    (LISTENING, "SILENCE_FACTOR = 2.0", "SILENCE_FACTOR = 6.0",
+     ("tests/faults/test_half_open.py::test_a_deaf_listening_connection_is_found_within_three_poll_intervals",)),
+    (POSTGRES_AGENDA, " AND queue <> ALL({PAUSED})", "", _store("agenda")),
+    (POSTGRES_AGENDA, "s.planned_revision <> s.revision OR s.next_at <= clock.now THEN 0", "false THEN 0",
+     _store("agenda")),
+    (POSTGRES_AGENDA, "AND attempt = 0 AND status", "AND status", _store("agenda")),
+    (POSTGRES_AGENDA, "WHERE lease_id IS NOT NULL AND NOT EXISTS", "WHERE false AND NOT EXISTS", _store("agenda")),
+)  # fmt: skip
+
 _OF_TURNS = (
     ("RETURN waiting.turn + 2;", "RETURN waiting.turn;", _FAIR),
     ("IF waiting.fair_key = key THEN", "IF FOUND THEN", _FAIR),
@@ -584,5 +616,6 @@ MUTANTS = (
     *(Mutant(RULES, *mutant) for mutant in _OF_RULES),
     *(Mutant(TURNS, *mutant) for mutant in _OF_TURNS),
     *(Mutant(*mutant) for mutant in _OF_THE_FENCE + _OF_THE_CLAIMS + _OF_LIMITS + _OF_QUEUES + _OF_WAITING),
+    *(Mutant(*mutant) for mutant in _OF_THE_AGENDA),
     *(Mutant(*mutant) for mutant in SQLITE_MUTANTS),
 )

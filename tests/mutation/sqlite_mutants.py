@@ -30,7 +30,7 @@ SQLITE_MUTANTS = (
     (SESSION, " or not may_go_on()", "", _store("sqlite_locks", "test_who_waits_can_be_broken_off")),
     (SESSION, 'if "journal_mode" not in str(options.get("init_command")):', "if True:", _LOCKS),
     (CLAIMS, "    if not settlements and not may_claim:\n        return Exchange([], [], [])\n", "", _LOCKS),
-    (HOUSEKEEPING, " == [(0,)]:\n        return []", " is None:\n        return []", _LOCKS),
+    (HOUSEKEEPING, "dead=dead):\n        return []", "dead=dead) is None:\n        return []", _LOCKS),
     (PRUNE, "**_params(prunable)):\n        return 0", "**_params(prunable)):\n        pass", _LOCKS),
     # claim and finish
     (CLAIMS, "WHERE id = %(id)s AND expires_at > %(now)s\", id=lease_id.hex", 'WHERE id = %(id)s", id=lease_id.hex',

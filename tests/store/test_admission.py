@@ -22,7 +22,7 @@ from django_dispatch.store.base import Store
 from django_dispatch.store.values import Admitted, Settlement
 from tests.wakeups import Ear
 
-from .tables import acquire, add_run, add_running, claim, expire, finish, statuses, stored, success
+from .tables import FAR_OFF, acquire, add_run, add_running, claim, expire, finish, statuses, stored, success
 
 HOT = {"concurrency_key": "hot", "concurrency_limit": 2}
 SERIAL = {"concurrency_key": "serial:x", "concurrency_limit": 1, "on_duplicate": "serial"}
@@ -320,6 +320,30 @@ class TestTheStep:
 
         asyncio.run(main())
         assert (stored(run_id).status, stored(run_id).places) == ("READY", 2)
+
+    def test_what_the_agenda_names_is_admitted_without_a_sweep(self, admission: Any) -> None:
+        runs = [blocked(concurrency_key=key)[0] for key in "ab"]
+        Run.objects.filter(pk__in=runs).update(status=Status.SCHEDULED, blocked_by=None, run_after=FAR_OFF)
+
+        async def main() -> list[list[str]]:
+            steps = admission()
+            await steps.step()  # a sweep that finds nobody
+            await asyncio.to_thread(block)
+            assert steps.swept([], 1000.0) > 900
+            assert steps.swept(["a"], 1000.0) == 0.0
+            await steps.step()
+            seen = [await asyncio.to_thread(statuses, runs)]
+            steps.sweep_soon()
+            steps.swept([], 1000.0)  # it was read before
+            await steps.step()
+            return [*seen, await asyncio.to_thread(statuses, runs)]
+
+        def block() -> None:
+            for run_id, key in zip(runs, "ab", strict=True):
+                Run.objects.filter(pk=run_id).update(status=Status.BLOCKED, blocked_by=key, run_after=None)
+            connection.close()
+
+        assert asyncio.run(main()) == [["READY", "BLOCKED"], ["READY", "READY"]]
 
     @pytest.mark.postgres
     def test_it_looks_again_after_an_admission_for_what_no_wakeup_told(self, admission: Any) -> None:

@@ -221,6 +221,14 @@ def admit(store: PostgresStore, *keys: str) -> int:
     return int(store.session.execute(ready).fetchall()[0][0])
 
 
+def agenda(store: PostgresStore) -> tuple[int, int, bool]:
+    """Return how many queues have work, at how many keys runs wait, and whether all that is due was seen."""
+    found = store.agenda(host="here", tasks=["shop.add"], grace_seconds=2.0, limit=100)
+    seconds = (found.promote_seconds, found.expire_seconds)
+    is_due = found.has_lost and all(one is not None and one < 0 for one in seconds)
+    return len(found.ready_queues), len(found.blocked_keys), is_due
+
+
 def turn(store: PostgresStore, key: str | None, line: str = "fair") -> int:
     store.session.execute(TELL_NESTED)
     params = {"line": line, "key": key}
@@ -309,6 +317,7 @@ VERBS: dict[str, tuple[set[str], Callable[[PostgresStore], object], object]] = {
         lambda store: store.prune_own(limit=100),
         100,
     ),
+    "agenda": ({CLAIM, BLOCKED_INDEX, LEASE, "dispatch_run_promote", "dispatch_run_expire"}, agenda, (29, 100, True)),
     "cancel what is for nobody": ({CLAIM, KEY}, lambda store: store.cancel_unreachable(), 1),
     "age": ({CLAIM, KEY}, lambda store: store.age(age_seconds=0.0, limit=2), 2 * 27 * 10),
     "ready queues": ({CLAIM}, lambda store: len(store.ready_queues()), 29),
