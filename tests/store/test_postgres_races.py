@@ -131,7 +131,7 @@ class TestClaimsAtTheSameTime:
     def test_a_cancel_that_comes_while_an_exchange_waits_for_its_lease_still_wins(
         self, store: PostgresStore, other: PostgresStore, start: Any
     ) -> None:
-        """The statement has begun, and sees the run as it was before: what it locks is the run as it is, so it waits."""
+        """The statement has begun, and sees the run as it was before: what it locks is the run as it is: it waits."""
         lease_id = acquire(store)
         run = add_running(store, lease_id)
         add_run()
