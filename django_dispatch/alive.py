@@ -54,7 +54,7 @@ def answer_early(words: Sequence[str]) -> None:
     except (argparse.ArgumentError, OSError, ValueError):
         return
     if answer["is_healthy"]:
-        from .management import output
+        from . import output
 
         sys.stdout.write((output.as_json if options.json else output.as_table)([answer]) + "\n")
         sys.exit()

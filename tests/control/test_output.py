@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from django_dispatch import ControlError, control
+from django_dispatch import ControlError, control, output
 from django_dispatch.control.client import Missing, Replies
 from django_dispatch.dispatcher.stats import Stats
-from django_dispatch.management import output
 from django_dispatch.management.commands import dispatcherctl
 
 ANSWERS = [

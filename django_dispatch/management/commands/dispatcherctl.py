@@ -9,11 +9,11 @@ from uuid import uuid4
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from ... import alive, checks, conf
+from ... import alive, checks, conf, output
 from ...control import Replies, ask
 from ...control.client import TIMEOUT_SECONDS
 from ...exceptions import ControlError
-from .. import database_commands, output, streams
+from .. import database_commands, streams
 
 LOOK_SECONDS = 0.1
 SHARE_HERE = 0.4  # of the timeout: who is there answers within milliseconds
