@@ -310,34 +310,22 @@ def _run(using: str, new: NewRun, recorded: Recorded) -> "Run":
 
     if recorded.duplicate_of is not None:
         return recorded.duplicate_of
-    values = AT_FIRST | {
+    values = AT_FIRST | {name: getattr(new, name) for name in _AS_GIVEN}
+    values |= {
         "id": recorded.id,
         "enqueued_at": recorded.enqueued_at,
         "status": recorded.status,
         "run_after": recorded.run_after,
-        "task": new.task,
-        "queue": new.queue,
-        "priority": new.priority,
+        "turn": recorded.turn,
         "args": _value(new.args),
         "kwargs": _value(new.kwargs),
-        "max_attempts": new.max_attempts,
         "timeout": None if new.timeout_seconds is None else timedelta(seconds=new.timeout_seconds),
-        "on_lost": new.on_lost,
         "expires_at": _expires_at(new, recorded),
-        "uuid": new.uuid,
-        "unique_key": new.unique_key,
         "unique_until": None
         if new.unique_seconds is None
         else recorded.enqueued_at + timedelta(seconds=new.unique_seconds),
         "on_duplicate": new.on_duplicate or "parallel",
-        "concurrency_key": new.concurrency_key,
-        "concurrency_limit": new.concurrency_limit,
-        "rate_amount": new.rate_amount,
-        "rate_seconds": new.rate_seconds,
-        "fair_key": new.fair_key,
-        "turn": recorded.turn,
         "blocked_by": new.blocked_by if recorded.status == "BLOCKED" else None,
-        "schedule_id": new.schedule_id,
         "source": "app" if new.schedule_id is None else "schedule",
         "meta": _value(new.meta),
         "retention": None if new.retention is None else json.loads(new.retention),
@@ -345,6 +333,13 @@ def _run(using: str, new: NewRun, recorded: Recorded) -> "Run":
     }
     names = _columns()
     return Run.from_db(using, names, [values.get(name) for name in names])
+
+
+# What is in the row as it is in the call.
+_AS_GIVEN = (
+    *("task", "queue", "priority", "max_attempts", "on_lost", "uuid", "unique_key", "schedule_id", "fair_key"),
+    *("concurrency_key", "concurrency_limit", "rate_amount", "rate_seconds"),
+)
 
 
 def _expires_at(new: NewRun, recorded: Recorded) -> datetime | None:

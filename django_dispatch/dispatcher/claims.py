@@ -220,17 +220,20 @@ class Claims:
         self._note_answers(batch, exchange)
         if self.lease_id == lease_id:
             self._take(exchange, limit, lease_id, began)
-            if limit:
-                self._tell.looked(len(exchange.claimed) < limit)
-            found_nothing = limit > 0 and not exchange.claimed
-            if found_nothing and not batch:
-                self._pace.found_nothing()
-            if room.excluded and len(exchange.claimed) < limit:
-                self._pace.picked(began)
-            is_over = found_nothing or self.has_claimed_enough()
-            if is_over and not (room.is_partial or self._unwritten or self._undelivered):
-                self._tell.quiet()
+            self._tell_of_look(len(exchange.claimed), room, began, has_written=bool(batch))
         return bool(self._unwritten or self._should_look)
+
+    def _tell_of_look(self, found: int, room: Room, began: float, *, has_written: bool) -> None:
+        if room.limit:
+            self._tell.looked(found < room.limit)
+        found_nothing = room.limit > 0 and not found
+        if found_nothing and not has_written:
+            self._pace.found_nothing()
+        if room.excluded and found < room.limit:
+            self._pace.picked(began)
+        is_over = found_nothing or self.has_claimed_enough()
+        if is_over and not (room.is_partial or self._unwritten or self._undelivered):
+            self._tell.quiet()
 
     def _note_answers(self, batch: Sequence[Ended], exchange: Exchange) -> None:
         batch = self._busy.sort_out(batch, exchange.busy)

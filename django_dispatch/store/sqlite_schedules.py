@@ -146,29 +146,34 @@ def _fire(tx: Transaction, firing: Firing, limited_queues: Sequence[str]) -> Fir
         problem=firing.problem,
         last=slots[-1] if slots else None,
     )
-    name, task, args, kwargs, queue, priority, overlap = seen[0]
+    *_, queue, _, overlap = seen[0]
     key = firing.concurrency_key or (f"queue:{queue}" if queue in limited_queues else None)
     run_ids: list[int] = []
     for slot in _wanted(tx, firing.id, overlap, slots):
         if firing.unique_key is not None and not run_ids:  # the first one takes the place of another one, at most
             give_way(tx, firing.unique_key)
-        row = {
-            **{"task": task, "args": args, "kwargs": kwargs, "queue": queue, "priority": priority},
-            **{"on_lost": firing.on_lost, "source": "schedule", "schedule_id": firing.id, "scheduled_for": slot},
-            **{"meta": json.dumps({"schedule": name}), "retention": firing.retention, "enqueued_at": tx.at(0)},
-            **{"status": "READY" if key is None else "BLOCKED", "blocked_by": key},
-            "expires_at": None if firing.expires_seconds is None else tx.at(firing.expires_seconds),
-            "unique_key": firing.unique_key,
-            "unique_until": None if firing.unique_seconds is None else tx.at(firing.unique_seconds),
-            "on_duplicate": firing.on_duplicate or "parallel",
-            **{"concurrency_key": firing.concurrency_key, "concurrency_limit": firing.concurrency_limit},
-            **{"rate_amount": firing.rate_amount, "rate_seconds": firing.rate_seconds, "fair_key": firing.fair_key},
-        }
-        run_id = tx.insert(RUN, row)
+        run_id = tx.insert(RUN, _occurrence(tx, firing, seen[0], slot, key))
         run_ids += [] if run_id is None else [run_id]
     if firing.fair_key is not None:
         line_up(tx, run_ids)
     return Fired(firing.id, queue if run_ids else None, key if run_ids else None, run_ids)
+
+
+def _occurrence(tx: Transaction, firing: Firing, seen: Row, slot: str, key: str | None) -> dict[str, Any]:
+    """The row of the run for one slot; ``key``: at which limit it has to wait first."""
+    name, task, args, kwargs, queue, priority, _ = seen
+    return {
+        **{"task": task, "args": args, "kwargs": kwargs, "queue": queue, "priority": priority},
+        **{"on_lost": firing.on_lost, "source": "schedule", "schedule_id": firing.id, "scheduled_for": slot},
+        **{"meta": json.dumps({"schedule": name}), "retention": firing.retention, "enqueued_at": tx.at(0)},
+        **{"status": "READY" if key is None else "BLOCKED", "blocked_by": key},
+        "expires_at": None if firing.expires_seconds is None else tx.at(firing.expires_seconds),
+        "unique_key": firing.unique_key,
+        "unique_until": None if firing.unique_seconds is None else tx.at(firing.unique_seconds),
+        "on_duplicate": firing.on_duplicate or "parallel",
+        **{"concurrency_key": firing.concurrency_key, "concurrency_limit": firing.concurrency_limit},
+        **{"rate_amount": firing.rate_amount, "rate_seconds": firing.rate_seconds, "fair_key": firing.fair_key},
+    }
 
 
 def _has_the_arguments(firing: Firing, seen: Row) -> bool:
