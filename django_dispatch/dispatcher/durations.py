@@ -3,7 +3,7 @@
 TINY_SECONDS = 0.02
 SHORT_SECONDS = 0.05
 AHEAD_SECONDS = 0.02  # how much work may wait in an executor's socket
-LEAST_SECONDS = 0.0001  # what even an empty body costs, all told
+LEAST_SECONDS = 0.00005  # what even an empty body costs, all told
 WEIGHT = 0.2  # of the newest duration in the moving average
 
 

@@ -25,6 +25,7 @@ from .stats import Stats
 # An executor with so many runs before it needs no answer for each: its reports are read by the millisecond.
 BUSY = 8
 READ_SECONDS = 0.001
+CLAIMS_AHEAD = 2  # of what a claim brings at most, one lot starts while the next is on its way
 ALONE_SECONDS = 5.0  # so much longer a run that has to run alone may wait for an executor of its own,
 PUT_OFF_SECONDS = 1.0  # and so long it is put off when all of these are in use
 CUT_SECONDS = 2.0  # an executor that has ended is reported sooner than that after its stream has
@@ -114,7 +115,7 @@ class Pool:
 
         For each synchronous slot that will soon be free, one more may wait here.
         """
-        ahead, now = self.durations.ahead(self._settings.claim_limit), self._loop.time()
+        ahead, now = self.durations.ahead(CLAIMS_AHEAD * self._settings.claim_limit), self._loop.time()
         rooms = dict.fromkeys(Kind, 0)
         for executor in self.executors.values():
             if executor.is_open:
@@ -160,7 +161,7 @@ class Pool:
         if self._quarantine.holds(flight) and flight.facts.kind is Kind.ASYNC:
             return self._quarantine.assign(flight, self.executors.values())
         is_tiny = self.durations.is_tiny(flight.run.task)
-        ahead = self.durations.ahead(self._settings.claim_limit) if is_tiny else 0
+        ahead = self.durations.ahead(CLAIMS_AHEAD * self._settings.claim_limit) if is_tiny else 0
         best = least_busy(self.executors.values(), flight.facts.kind, ahead)
         if best is None:
             return False
