@@ -51,7 +51,7 @@ def fleet(ground: Ground) -> Iterator[Finding]:
         psycopg.connect(ground.server.database_url("postgres"), autocommit=True) as outside,
         dispatchers(ground.url, count, *options, executors=1),
     ):
-        time.sleep(ground.size(30, 5))  # until the last of them is idle
+        time.sleep(ground.size(30, 20))  # until the last of them is idle
         before, began = one_row(outside, TRANSACTIONS, [database])[0], time.monotonic()
         time.sleep(seconds)
         counted = one_row(outside, TRANSACTIONS, [database])[0] - before
