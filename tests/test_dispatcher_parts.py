@@ -372,25 +372,35 @@ def test_a_step_that_rests_is_called_when_the_agenda_says_so(
     assert (len(calls) == 2) is is_called
 
 
+class Calls:
+    """How often a step was called; ``again`` is set by the second time."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self.again = asyncio.Event()
+
+    def note(self) -> None:
+        self._number += 1
+        if self._number == 2:
+            self.again.set()
+
+
 def test_a_step_that_fails_is_not_put_off() -> None:
     """What is to do may be what it could not do."""
 
     async def main() -> None:
-        calls, again = 0, asyncio.Event()
+        calls = Calls()
         housekeeping = a_housekeeping(Stats())
 
         async def step() -> None:
-            nonlocal calls
-            calls += 1
-            if calls == 2:
-                again.set()
+            calls.note()
             raise ZeroDivisionError
 
         repeating = asyncio.create_task(housekeeping.repeat("sweep", HOUR, step))
         await asyncio.sleep(0)  # the step has begun, and rests if it can
         housekeeping.put_off("sweep", None, longest=HOUR)
         async with asyncio.timeout(10):
-            await again.wait()
+            await calls.again.wait()
         repeating.cancel()
 
     asyncio.run(main())
@@ -400,14 +410,11 @@ def test_a_step_that_is_under_way_is_called_again_if_the_agenda_has_something_fo
     """It may have looked before."""
 
     async def main() -> None:
-        calls, may_end, again = 0, asyncio.Event(), asyncio.Event()
+        calls, may_end = Calls(), asyncio.Event()
         housekeeping = a_housekeeping(Stats())
 
         async def step() -> None:
-            nonlocal calls
-            calls += 1
-            if calls == 2:
-                again.set()
+            calls.note()
             await may_end.wait()
 
         repeating = asyncio.create_task(housekeeping.repeat("sweep", HOUR, step))
@@ -415,7 +422,7 @@ def test_a_step_that_is_under_way_is_called_again_if_the_agenda_has_something_fo
         housekeeping.put_off("sweep", 5.0, longest=10.0)
         may_end.set()
         async with asyncio.timeout(10):
-            await again.wait()
+            await calls.again.wait()
         repeating.cancel()
 
     asyncio.run(main())

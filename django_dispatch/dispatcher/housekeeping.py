@@ -74,13 +74,8 @@ class Housekeeping:
         self._is_listening = is_listening
         self._hurries: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self._rests: dict[str, asyncio.Timeout] = {}
-        self.admission = Admission(
-            store,
-            queue_limits,
-            announce=self.announce,
-            sweep_pause=poll_pause,
-            hurry=self._hurries["admit"].set,
-        )
+        hurry = self._hurries["admit"].set
+        self.admission = Admission(store, queue_limits, announce=self.announce, sweep_pause=poll_pause, hurry=hurry)
         self._trouble = trouble
         self._stats = stats
         self._neighbours: Sequence[Neighbour] = ()
