@@ -154,10 +154,10 @@ class Session:
         connection.ensure_connection()
         self._connection = connection
         if "journal_mode" not in str(options.get("init_command")):
-            # Then who reads waits for nobody, and nobody for him. It lasts in the file; where it cannot be had, in
-            # memory say, all goes on without.
+            # Then who reads waits for nobody, and nobody for him. It lasts in the file, but has to wait once until
+            # nobody else is in it; where it cannot be had, in memory say, all goes on without.
             with contextlib.suppress(OperationalError):
-                _execute(connection, "PRAGMA journal_mode = WAL")
+                self._wait_for(lambda: _execute(connection, "PRAGMA journal_mode = WAL"))
         return connection
 
     def _wait_for(self, call: Callable[[], T]) -> T:

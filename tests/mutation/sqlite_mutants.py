@@ -29,6 +29,8 @@ SQLITE_MUTANTS = (
     (SESSION, ' and not is_too_late', "", _LOCKS),
     (SESSION, " or not may_go_on()", "", _store("sqlite_locks", "test_who_waits_can_be_broken_off")),
     (SESSION, 'if "journal_mode" not in str(options.get("init_command")):', "if True:", _LOCKS),
+    (SESSION, 'self._wait_for(lambda: _execute(connection, "PRAGMA journal_mode = WAL"))',
+     '_execute(connection, "PRAGMA journal_mode = WAL")', _LOCKS),
     (CLAIMS, "    if not settlements and not may_claim:\n        return Exchange([], [], [])\n", "", _LOCKS),
     (HOUSEKEEPING, "dead=dead):\n        return []", "dead=dead) is None:\n        return []", _LOCKS),
     (PRUNE, "**_params(prunable)):\n        return 0", "**_params(prunable)):\n        pass", _LOCKS),

@@ -12,7 +12,9 @@ from django.db import OperationalError, connection, connections, transaction
 
 from django_dispatch import cancel, run_again, task
 from django_dispatch.models import Run, Status
+from django_dispatch.store import sqlite_session
 from django_dispatch.store.sqlite import SqliteStore, open_store
+from django_dispatch.store.sqlite_session import _may_pass
 from tests.kit.waiting import wait_for
 from tests.sqlite import own_file
 
@@ -267,6 +269,30 @@ def test_a_file_is_put_into_wal_mode_unless_its_settings_say_otherwise(new_store
     connections.settings["default"]["OPTIONS"] = {}
     new_store().live_leases()
     assert mode() == "wal"
+
+
+def test_a_file_is_put_into_wal_mode_when_who_is_in_it_has_left(
+    file: Path, new_store: Callable[..., SqliteStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = threading.Event()
+
+    def may_pass(error: OperationalError) -> bool:
+        refused.set()
+        return _may_pass(error)
+
+    monkeypatch.setattr(sqlite_session, "_may_pass", may_pass)
+    store, reader = new_store(), sqlite3.connect(file, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM django_dispatch_run").fetchall()
+    with ThreadPoolExecutor() as threads:
+        looks = threads.submit(store.live_leases)
+        wait_for(lambda: refused.is_set() or looks.done(), PATIENCE_SECONDS)
+        reader.execute("COMMIT")
+        looks.result(PATIENCE_SECONDS)
+    reader.close()
+    with connection.cursor() as cursor:
+        cursor.execute("PRAGMA journal_mode")
+        assert cursor.fetchone() == ("wal",)
 
 
 def test_the_claim_goes_by_its_index(new_store: Callable[..., SqliteStore]) -> None:
