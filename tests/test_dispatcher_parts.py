@@ -1,12 +1,9 @@
 """The small parts of a dispatcher that decide something by themselves."""
 
 import asyncio
-import itertools
 import logging
 import signal
-from collections.abc import Sequence
 from typing import Any
-from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
@@ -14,11 +11,9 @@ from django.db import OperationalError
 
 from django_dispatch.conf import DispatchSettings
 from django_dispatch.dispatcher.backoff import Backoff
-from django_dispatch.dispatcher.claims import Claims, Hooks
 from django_dispatch.dispatcher.durations import Durations
 from django_dispatch.dispatcher.executor import Executor
 from django_dispatch.dispatcher.housekeeping import Housekeeping
-from django_dispatch.dispatcher.pace import VAIN_LOOKS, VAIN_LOOKS_PER_SECOND
 from django_dispatch.dispatcher.pool import Pool
 from django_dispatch.dispatcher.queues import Queues
 from django_dispatch.dispatcher.room import Room
@@ -28,7 +23,7 @@ from django_dispatch.dispatcher.trouble import Trouble
 from django_dispatch.executors.fence import NEVER, Board, now_ns
 from django_dispatch.finish import TaskFacts
 from django_dispatch.messages import Kind
-from django_dispatch.store.postgres import open_exchanger, open_store
+from django_dispatch.store.postgres import open_store
 from django_dispatch.store.values import ClaimedRun
 
 # durations: who may be sent ahead
@@ -146,16 +141,6 @@ def test_nobody_is_born_while_the_deadline_is_past() -> None:
     asyncio.run(main())
 
 
-# claims
-
-
-class Roomy(Pool):
-    """There is always room for a run."""
-
-    def room(self, undelivered: Sequence[ClaimedRun] = ()) -> Room:
-        return Room(1)
-
-
 def test_what_is_not_delivered_yet_takes_room_in_its_own_lane_alone() -> None:
     async def main() -> list[Room]:
         settings = DispatchSettings(node="test", processes=4, async_concurrency=9, claim_limit=100)
@@ -196,70 +181,6 @@ def test_no_short_run_is_put_behind_a_body_that_may_be_long() -> None:
 
 def undelivered(task: str) -> ClaimedRun:
     return ClaimedRun(1, 1, task, "default", 0, 1, 0, 0, None, None, "requeue", "[]", "{}")
-
-
-def test_a_flood_of_wakeups_is_no_flood_of_claims(database_url: str) -> None:
-    """Who is woken, finds nothing and is woken again has so many looks at once, and then so many a second."""
-    looks = VAIN_LOOKS + 50
-
-    async def main() -> float:
-        store = StoreThread(open_store("default", "test", statement_timeout_seconds=5), deadline_seconds=5)
-        exchanger = open_exchanger("default", "test", statement_timeout_seconds=5, deadline_seconds=5)
-        loop, ended, count = asyncio.get_running_loop(), asyncio.Event(), itertools.count(1)
-
-        def look_again() -> None:
-            if next(count) == looks:
-                ended.set()
-            claims.look()
-
-        claims = Claims(
-            exchanger,
-            store,
-            Roomy(SETTINGS, Board.create(slots=1), **POOL),
-            queues=Queues(("default",)),
-            max_interruptions=1,
-            max_runs=None,
-            hooks=Hooks(quiet=look_again),
-            trouble=Trouble(),
-            stats=Stats(),
-        )
-        claims.is_claiming = True
-        began = loop.time()
-        running = loop.create_task(claims.run())
-        claims.begin(uuid4())
-        async with asyncio.timeout(30):
-            await ended.wait()
-        running.cancel()
-        await asyncio.wait([running])
-        await exchanger.close()
-        await store.close()
-        return loop.time() - began
-
-    assert asyncio.run(main()) > 48 / VAIN_LOOKS_PER_SECOND
-
-
-def test_a_claims_loop_that_has_nothing_to_do_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_dispatch.dispatcher.claims.IDLE_SECONDS", 0.001)
-
-    async def main() -> None:
-        well = asyncio.Event()
-        claims = Claims(
-            Mock(),
-            Mock(),
-            Mock(),
-            queues=Queues(("default",)),
-            max_interruptions=1,
-            max_runs=None,
-            hooks=Hooks(),
-            trouble=Trouble(),
-            stats=Mock(spec=Stats, succeed=lambda _: well.set()),
-        )
-        running = asyncio.create_task(claims.run())
-        async with asyncio.timeout(10):
-            await well.wait()
-        running.cancel()
-
-    asyncio.run(main())
 
 
 # housekeeping's timers

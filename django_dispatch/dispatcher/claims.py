@@ -7,8 +7,9 @@ dispatcher's loop.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 from uuid import UUID
 
 from django.db import Error as DatabaseError
@@ -32,6 +33,8 @@ from .trouble import Trouble, is_unstorable, text_of
 
 LARGEST_BATCH = 500
 IDLE_SECONDS = 5.0  # so often a loop that has nothing to do says that it is well
+
+T = TypeVar("T")
 
 logger = logging.getLogger("django_dispatch.dispatcher")
 
@@ -192,8 +195,10 @@ class Claims:
     async def _step(self, lease_id: UUID) -> bool:
         """Make one exchange if there is a reason to; return whether to go on at once."""
         if self._must_reconcile:
-            await self._reconcile(lease_id)
+            self._must_reconcile = False  # who asks for it from here on wants another one
+            await self._ask(self._reconcile(lease_id))
             self._trouble.succeeded("claims")
+            return True
         room = self._room()
         limit = room.limit
         batch = [self._unwritten.popleft() for _ in range(min(len(self._unwritten), LARGEST_BATCH))]
@@ -201,18 +206,15 @@ class Claims:
             return False
         if limit:
             self._should_look = False
-        self._is_asking = True
         began = self._loop.time()
         try:
-            exchange = await self._exchange(lease_id, batch, limit, room.excluded)
+            exchange = await self._ask(self._exchange(lease_id, batch, limit, room.excluded))
         except DatabaseError:
             if self.lease_id == lease_id:
                 self._unwritten.extendleft(reversed(batch))
                 self._resent.update(ended.flight.token for ended in batch)
             self._should_look = True
             raise
-        finally:
-            self._is_asking = False
         self._trouble.succeeded("claims")
         self._stats.claim_seconds.observe(self._loop.time() - began)
         if limit:
@@ -222,6 +224,13 @@ class Claims:
             self._take(exchange, limit, lease_id, began)
             self._tell_of_look(len(exchange.claimed), room, began, has_written=bool(batch))
         return bool(self._unwritten or self._should_look)
+
+    async def _ask(self, statement: Awaitable[T]) -> T:
+        self._is_asking = True
+        try:
+            return await statement
+        finally:
+            self._is_asking = False
 
     def _tell_of_look(self, found: int, room: Room, began: float, *, has_written: bool) -> None:
         if room.limit:
@@ -333,9 +342,15 @@ class Claims:
     async def _reconcile(self, lease_id: UUID) -> None:
         """After trouble, compare what the database holds under our lease with what is here."""
         held = set(await self._store.call(self._store.store.held, lease_id))
+        if self.lease_id != lease_id:  # it was lost: what is not known any more may have run
+            return
         ours = {ended.flight.token for ended in (*self._unwritten, *self._busy)}
         # All at one moment: what lands while a release is written is ours all the same.
         unknown = sorted(token for token in held if token not in ours and not self._pool.knows(token))
+        for executor in list(self._pool.executors.values()):
+            if any(flight.token not in held for flight in executor.flights.values()):
+                logger.error("Executor %s runs what is not ours any more; it is killed.", executor.pid)
+                self._pool.kill(executor, "its run is not ours any more")
         for run_id, epoch in unknown:
             text = "Run %s was claimed, but the answer was lost; it is released."
             logger.warning(text, run_id, extra={"run_id": run_id})
@@ -343,8 +358,3 @@ class Claims:
             exchange = await self._exchanger.exchange(lease_id, [release], queues=(), limit=0)
             if exchange.busy:
                 self._loop.call_later(LONGEST_BUSY_SECONDS, self.reconcile_soon)
-        for executor in list(self._pool.executors.values()):
-            if any(flight.token not in held for flight in executor.flights.values()):
-                logger.error("Executor %s runs what is not ours any more; it is killed.", executor.pid)
-                self._pool.kill(executor, "its run is not ours any more")
-        self._must_reconcile = False
