@@ -50,13 +50,14 @@ from .registry import register
 from .schedules import NO_BROADCAST
 from .signatures import body_of, check_is_callable_without_arguments, path_of, signature_of
 from .store.schedule_rows import Declaration
-from .store.values import NewRun
+from .store.values import Alike, NewRun
 
 if TYPE_CHECKING:
     from .models import Run
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
+T = TypeVar("T")
 
 OnLost = Literal["requeue", "fail"]
 RetentionOption = timedelta | float | Mapping[str, timedelta | float | None] | None
@@ -212,7 +213,7 @@ class Task(Generic[P, R_co]):
         checked = check_options(**options)
         if checked.idempotency_key is not None:
             raise InvalidOption("idempotency_key is for one run: with delay_many every run would be the first one.")
-        news = [self._new_run_of_call(index, call, checked) for index, call in enumerate(calls)]
+        news = self._new_runs(calls, checked)
         return broadcast(news) if self.broadcast else enqueue_many(news)
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> "Run":
@@ -271,15 +272,19 @@ class Task(Generic[P, R_co]):
             return None
 
     def _new_run(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: Options) -> NewRun:
-        args_json, kwargs_json = encode(self.path, self.signature, args, kwargs)
+        return self._new_run_of(args, kwargs, encode(self.path, self.signature, args, kwargs), options)
+
+    def _new_run_of(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], encoded: tuple[str, str], options: Options
+    ) -> NewRun:
         if options.key is not None and not self.limits.has_use_for_key:
             raise InvalidOption(f"Task {self.path!r} has neither a limit nor on_duplicate: a key would mean nothing.")
         keys = self.limits.keys_of(self.path, self.signature, args, kwargs, options.key, given_fair=options.fair_key)
         queue = options.queue or self._queue_for(args, kwargs)
         return NewRun(
             task=self.path,
-            args=args_json,
-            kwargs=kwargs_json,
+            args=encoded[0],
+            kwargs=encoded[1],
             queue=queue,
             priority=self.priority if options.priority is None else options.priority,
             run_after=options.run_after,
@@ -300,17 +305,14 @@ class Task(Generic[P, R_co]):
             return options.expires_seconds
         return self.expires.total_seconds()
 
-    def _new_run_of_call(self, index: int, call: object, options: Options) -> NewRun:
-        if isinstance(call, tuple):
-            call = Call(call)
-        if not isinstance(call, Call):
-            raise InvalidArguments(
-                f"Call {index} of delay_many: a call must be a tuple or a Call, not {type(call).__name__}."
-            )
-        try:
-            return self._new_run(call.args, call.kwargs, options)
-        except (InvalidArguments, InvalidOption) as error:
-            raise type(error)(f"Call {index} of delay_many: {error}") from None
+    def _new_runs(self, calls: Iterable[tuple[Any, ...] | Call], options: Options) -> Sequence[NewRun]:
+        """Return a run for each call; if they may be, as alike, which costs less. Raises InvalidArguments."""
+        has_queue = isinstance(self.queue, str) or options.queue is not None
+        if not has_queue or self.limits.is_any or (options.key, options.fair_key) != (None, None):
+            return [_of_call(index, call, self._new_run, options) for index, call in enumerate(calls)]
+        encode_here = functools.partial(encode, self.path, self.signature)
+        encoded = [_of_call(index, call, encode_here) for index, call in enumerate(calls)]
+        return Alike(self._new_run_of((), {}, encoded[0], options), encoded) if encoded else []
 
     def _queue_for(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         if isinstance(self.queue, str):
@@ -319,6 +321,22 @@ class Task(Generic[P, R_co]):
             return check_queue(self.queue(*args, **kwargs))
         except InvalidOption as error:
             raise InvalidOption(f"Task {self.path!r}, by its queue function: {error}") from None
+
+
+def _of_call(index: int, call: object, make: Callable[..., T], *more: Any) -> T:
+    """Make something of the arguments of one call of delay_many; whatever is wrong with them, its index is named."""
+    if isinstance(call, tuple):
+        args, kwargs = call, dict[str, Any]()
+    elif isinstance(call, Call):
+        args, kwargs = call.args, call.kwargs
+    else:
+        raise InvalidArguments(
+            f"Call {index} of delay_many: a call must be a tuple or a Call, not {type(call).__name__}."
+        )
+    try:
+        return make(args, kwargs, *more)
+    except (InvalidArguments, InvalidOption) as error:
+        raise type(error)(f"Call {index} of delay_many: {error}") from None
 
 
 class _Runnable(Protocol[P, R_co]):

@@ -20,7 +20,7 @@ from .limits import check_key
 from .metrics.enqueued import enqueued
 from .patterns import PRIVATE_PREFIX, private_queue, serves
 from .retry import as_seconds
-from .store.values import NewRun, Recorded
+from .store.values import Alike, NewRun, Recorded
 from .store.vendors import callers
 from .wakeups.base import CHANNEL, Wakeup, blocked_wakeups
 from .wakeups.sending import awaited, may_ride, wake_after_commit, wake_now
@@ -243,27 +243,36 @@ class Runs(Sequence["Run"]):
         return f"<Runs: {len(self)}>"
 
 
-def enqueue_many(news: Iterable[NewRun]) -> Runs:
+def enqueue_many(news: Sequence[NewRun]) -> Runs:
     """Record many runs, all or none, and return them in the order given; one wakeup a queue or key.
 
     In the place of a duplicate is the run that was there before.
     """
     using = conf.current().database
-    news = list(news)
-    is_unique = any(new.may_be_duplicate for new in news)
     store = callers(using)
+    is_unique = not isinstance(news, Alike) and any(new.may_be_duplicate for new in news)
     runs = store.enqueue_unique(using, news) if is_unique else store.enqueue_many(using, news)
-    wakeups = dict.fromkeys(
-        _wakeup(new, is_due=recorded.status != "SCHEDULED")
-        for new, recorded in zip(news, runs, strict=True)
-        if recorded.duplicate_of is None
-    )
+    kinds = _kinds(news, runs)
+    wakeups = dict.fromkeys(wakeup for wakeup, _, _ in kinds)
     blocked = [wakeup.value for wakeup in wakeups if wakeup.kind == "blocked"]
     for wakeup in (*(wakeup for wakeup in wakeups if wakeup.kind != "blocked"), *blocked_wakeups(blocked)):
         wake_after_commit(using, wakeup)
-    recorded = [new for new, run in zip(news, runs, strict=True) if run.duplicate_of is None]
-    count_after_commit(using, Counter((new.task, new.queue) for new in recorded))
+    numbers = Counter[tuple[str, str]]()
+    for (_, task, queue), number in kinds.items():
+        numbers[task, queue] += number
+    count_after_commit(using, numbers)
     return Runs(using, news, runs)
+
+
+def _kinds(news: Sequence[NewRun], runs: Sequence[Recorded]) -> Counter[tuple[Wakeup, str, str]]:
+    """How many new runs there are of each wakeup, task and queue, in the order in which the first of each was given."""
+
+    def kind(new: NewRun, recorded: Recorded) -> tuple[Wakeup, str, str]:
+        return _wakeup(new, is_due=recorded.status != "SCHEDULED"), new.task, new.queue
+
+    if isinstance(news, Alike):
+        return Counter({kind(news.first, runs[0]): len(runs)})
+    return Counter(kind(new, run) for new, run in zip(news, runs, strict=True) if run.duplicate_of is None)
 
 
 def broadcast(news: Iterable[NewRun]) -> "list[Run]":

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 import psycopg
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import IntegrityError, connection, connections, transaction
+from django.db import DatabaseError, IntegrityError, connection, connections, transaction
 from django.db.models.expressions import DatabaseDefault
 from django.test import override_settings
 from django.utils import timezone
@@ -31,7 +31,7 @@ from django_dispatch.conf import current
 from django_dispatch.enqueue import enqueue
 from django_dispatch.models import Run
 from django_dispatch.store import postgres_enqueue
-from django_dispatch.store.values import NewRun
+from django_dispatch.store.values import Alike, NewRun
 from django_dispatch.store.vendors import callers
 from django_dispatch.wakeups import sending
 from django_dispatch.wakeups.base import CHANNEL, Wakeup
@@ -459,6 +459,27 @@ class TestDelayMany:
     def test_what_the_database_refuses_late_takes_twenty_thousand_with_it(self, transactional_db: None) -> None:
         news = [NewRun(task="t", priority=101 if n == 15_000 else 0) for n in range(20_000)]
         with pytest.raises(IntegrityError, match="dispatch_run_priority"):
+            callers("default").enqueue_many("default", news)
+        assert not Run.objects.exists()
+
+    @pytest.mark.parametrize("options", [{}, {"queue": "a\tb\\.\n", "priority": -3, "timeout": 1.5, "max_attempts": 2}])
+    def test_a_long_bulk_keeps_every_text_and_option(self, transactional_db: None, options: Any) -> None:
+        texts = ["\t", "\n", "\r\n", "\\", "\\.", "\\N", "\\t", '"', "\x01", "é ☃ 𝄞", "\u2028", "", "a\\\tb", "%s"]
+        calls = [Call((text,), {"b": {text: n}}) for n, text in enumerate(texts * 100)]
+        runs = add.delay_many(calls, **options)
+        assert [run.pk for run in runs] == sorted(run.pk for run in runs)
+        assert [attributes(row) for row in Run.objects.order_by("id")] == [attributes(run) for run in runs]
+        assert [(run.args, run.kwargs) for run in runs] == [([call.args[0]], call.kwargs) for call in calls]
+
+    def test_a_long_bulk_waits_at_the_limit_of_its_queue(self, transactional_db: None) -> None:
+        with override_settings(DISPATCH={"QUEUE_LIMITS": {"bulk": 3}}):
+            runs = add.delay_many([(n,) for n in range(1500)], queue="bulk")
+        assert [attributes(row) for row in Run.objects.order_by("id")] == [attributes(run) for run in runs]
+        assert {(run.status, run.blocked_by) for run in runs} == {("BLOCKED", "queue:bulk")}
+
+    def test_what_the_database_refuses_late_takes_the_long_bulk_with_it(self, transactional_db: None) -> None:
+        news = Alike(NewRun("t"), [("[" if n == 1_500 else "[]", "{}") for n in range(2_000)])
+        with pytest.raises(DatabaseError, match=r"(?i)json"):
             callers("default").enqueue_many("default", news)
         assert not Run.objects.exists()
 

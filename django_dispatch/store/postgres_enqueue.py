@@ -13,7 +13,8 @@ from uuid import UUID
 
 from django.db import DatabaseError, connections, transaction
 
-from .values import CancelledRun, NewRun, Recorded
+from .postgres_bulk import copy_many
+from .values import Alike, CancelledRun, NewRun, Recorded
 
 if TYPE_CHECKING:
     from django_dispatch.models import Run
@@ -184,7 +185,12 @@ def enqueue_and_wake(
 
 
 def enqueue_many(using: str, news: Iterable[NewRun]) -> list[Recorded]:
-    """Insert the runs, one statement a chunk, all or none; the answers and the ids are in the order of ``news``."""
+    """Insert the runs, one statement a chunk, all or none; the answers and the ids are in the order of ``news``.
+
+    More of them than a chunk that are alike, and due at once, go by COPY, which is the quickest there is.
+    """
+    if isinstance(news, Alike) and len(news) > CHUNK_RUNS and not news.first.has_moments:
+        return copy_many(using, news, _values(news.first))
     chunks = list(chunked(news))
     with transaction.atomic(using=using) if len(chunks) > 1 else nullcontext():
         return [recorded for chunk in chunks for recorded in _insert_chunk(using, chunk)]

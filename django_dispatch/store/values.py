@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, TypedDict, overload
 from uuid import UUID
 
 from ..logs import run_fields
@@ -63,6 +63,31 @@ class NewRun(NamedTuple):
     def may_be_duplicate(self) -> bool:
         """Whether another run may be there in its place."""
         return self.unique_key is not None or self.uuid is not None
+
+
+class Alike(Sequence[NewRun]):
+    """Runs that differ in their arguments alone, each made when it is looked at.
+
+    ``first`` is one of them, ``arguments`` are the JSON texts of each, args and kwargs, without a line break or a tab
+    between their tokens.
+    """
+
+    def __init__(self, first: NewRun, arguments: Sequence[tuple[str, str]]) -> None:
+        self.first = first
+        self.arguments = arguments
+
+    def __len__(self) -> int:
+        return len(self.arguments)
+
+    @overload
+    def __getitem__(self, index: int) -> NewRun: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Alike": ...
+    def __getitem__(self, index: int | slice) -> "NewRun | Alike":
+        if isinstance(index, slice):
+            return Alike(self.first, self.arguments[index])
+        args, kwargs = self.arguments[index]
+        return self.first._replace(args=args, kwargs=kwargs)
 
 
 class Recorded(NamedTuple):

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from .sqlite_mutants import SQLITE_MUTANTS
 
 STATEMENTS = ("django_dispatch/store/statements.py", "django_dispatch/store/housekeeping.py")
+BULK = "django_dispatch/store/postgres_bulk.py"
 ENQUEUE = "django_dispatch/store/postgres_enqueue.py"
 LEASE = "django_dispatch/dispatcher/lease.py"
 FENCE = "django_dispatch/executors/fence.py"
@@ -342,6 +343,10 @@ _IN_ANY_ORDER = (
     ("attempt = least(r.attempt + 1, 32767)", "attempt = r.attempt"),
 )
 
+_OF_BULKS = (
+    ('text.replace("\\\\", "\\\\\\\\")\n\n\ndef', "text\n\n\ndef", ("tests/test_enqueue.py",)),
+    ("_escaped(str(value))", "str(value)", ("tests/test_enqueue.py",)),
+)
 _OF_ENQUEUE = (
     ("ORDER BY id FOR NO KEY UPDATE", "ORDER BY id", _STEERING + _AT_ONCE),
     ("ORDER BY id FOR NO KEY UPDATE", "ORDER BY id DESC FOR NO KEY UPDATE", _store("postgres_cancels")),
@@ -616,6 +621,7 @@ MUTANTS = (
     *(Mutant(_statements_with(mutant[0]), *mutant) for mutant in _OF_STATEMENTS),
     *(Mutant(_statements_with(mutant[0]), *mutant, _ANY_ORDER) for mutant in _IN_ANY_ORDER),
     *(Mutant(EXCHANGES, *mutant) for mutant in _OF_EXCHANGES),
+    *(Mutant(BULK, *mutant) for mutant in _OF_BULKS),
     *(Mutant(ENQUEUE, *mutant) for mutant in _OF_ENQUEUE + _OF_BROADCASTS),
     *(Mutant(QUEUES, *mutant, ("tests/test_queues.py",)) for mutant in _OF_THE_ORDER),
     *(Mutant(SCHEDULES, *mutant) for mutant in _OF_SCHEDULES),
