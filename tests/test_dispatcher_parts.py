@@ -62,6 +62,7 @@ def test_the_work_sent_ahead_is_bounded_by_time() -> None:
     durations = Durations()
     durations.learn("task", 0.001)
     assert durations.ahead(1000) == 20
+    assert durations.ahead(1000, capacity=8) == 160
 
 
 # back-off
@@ -156,6 +157,23 @@ def test_what_is_not_delivered_yet_takes_room_in_its_own_lane_alone() -> None:
         return rooms
 
     assert [room.limit for room in asyncio.run(main())] == [4, 4, 1]
+
+
+def test_an_event_loop_is_sent_ahead_what_its_many_bodies_take_in_the_same_time() -> None:
+    async def main() -> tuple[int, int]:
+        settings = DispatchSettings(node="test", processes=0, async_concurrency=9, claim_limit=1000)
+        pool = Pool(settings, Board.create(slots=1), **POOL)
+        pool.facts = {"tiny": TaskFacts(Kind.ASYNC)}
+        pool.durations.learn("tiny", 0.002)
+        loop = asyncio.get_running_loop()
+        executor = pool.executors[0] = Executor(0, Kind.ASYNC, 0, 9, 0.0, loop, Births(), is_ready=True)
+        room = pool.room().limit
+        pool.take([undelivered("tiny")._replace(id=n) for n in range(1000)], uuid4(), loop.time())
+        executor.forget_their_stream()
+        executor.close()
+        return room, len(executor.flights)
+
+    assert asyncio.run(main()) == (9 + 9 * 10, 9 + 9 * 10)
 
 
 def test_no_short_run_is_put_behind_a_body_that_may_be_long() -> None:

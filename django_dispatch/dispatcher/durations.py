@@ -26,11 +26,11 @@ class Durations:
         seconds = self._of_task.get(task)
         return seconds is not None and seconds < TINY_SECONDS
 
-    def ahead(self, most: int) -> int:
-        """Return how many runs, at most ``most``, may be sent ahead to one executor, as runs have been of late."""
+    def ahead(self, most: int, capacity: int = 1) -> int:
+        """Return how many runs, at most ``most``, may be sent ahead to an executor of so many at once, as runs go."""
         if self._overall is None or self._overall >= TINY_SECONDS:
             return 0
-        return min(most, int(AHEAD_SECONDS / max(self._overall, LEAST_SECONDS)))
+        return min(most, int(capacity * AHEAD_SECONDS / max(self._overall, LEAST_SECONDS)))
 
     def is_short(self, task: str) -> bool:
         """Return whether runs of this task have proved so short that one may wait for the end of another."""

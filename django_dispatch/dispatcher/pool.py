@@ -115,10 +115,11 @@ class Pool:
 
         For each synchronous slot that will soon be free, one more may wait here.
         """
-        ahead, now = self.durations.ahead(CLAIMS_AHEAD * self._settings.claim_limit), self._loop.time()
+        now = self._loop.time()
         rooms = dict.fromkeys(Kind, 0)
         for executor in self.executors.values():
             if executor.is_open:
+                ahead = self._ahead(executor.kind)
                 behind = 0 if executor.is_slow and executor.flights else ahead
                 rooms[executor.kind] += max(0, executor.capacity + behind - len(executor.flights))
                 rooms[executor.kind] += not ahead and is_soon_free(executor, self.durations, now)
@@ -161,7 +162,7 @@ class Pool:
         if self._quarantine.holds(flight) and flight.facts.kind is Kind.ASYNC:
             return self._quarantine.assign(flight, self.executors.values())
         is_tiny = self.durations.is_tiny(flight.run.task)
-        ahead = self.durations.ahead(CLAIMS_AHEAD * self._settings.claim_limit) if is_tiny else 0
+        ahead = self._ahead(flight.facts.kind) if is_tiny else 0
         best = least_busy(self.executors.values(), flight.facts.kind, ahead)
         if best is None:
             return False
@@ -169,6 +170,11 @@ class Pool:
             best.is_slow = best.kind is Kind.SYNC and not is_tiny
         best.assign(flight)
         return True
+
+    def _ahead(self, kind: Kind) -> int:
+        """How many runs may wait in an executor of this lane."""
+        capacity = 1 if kind is Kind.SYNC else self._settings.async_concurrency
+        return self.durations.ahead(CLAIMS_AHEAD * self._settings.claim_limit, capacity)
 
     def assign_waiting(self) -> None:
         """Start runs that wait, in order, one lane not holding up the other."""
