@@ -1,6 +1,6 @@
 """Duplicates: what becomes of an enqueue while another run of its key waits, runs, or has ended not long ago."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -140,7 +140,14 @@ class TestWhatHappensInBetween:
             yield session
 
     @pytest.fixture
-    def waiting(self, other: Any) -> Iterator[Future[Run]]:
+    def is_waited_for(self, other: Any) -> Iterator[Callable[[], bool]]:
+        """Whether somebody waits for that transaction."""
+        params = connections["default"].get_connection_params() | {"cursor_factory": None}
+        with psycopg.connect(**params, autocommit=True) as eye:
+            yield lambda: eye.execute(BLOCKED_BACKENDS).fetchone() == (1,)
+
+    @pytest.fixture
+    def waiting(self, is_waited_for: Callable[[], bool]) -> Iterator[Future[Run]]:
         """An enqueue that waits for that transaction."""
 
         def enqueue() -> Run:
@@ -149,14 +156,9 @@ class TestWhatHappensInBetween:
             finally:
                 connection.close()
 
-        with (
-            ThreadPoolExecutor() as threads,
-            psycopg.connect(
-                **connections["default"].get_connection_params() | {"cursor_factory": None}, autocommit=True
-            ) as eye,
-        ):
+        with ThreadPoolExecutor() as threads:
             future = threads.submit(enqueue)
-            wait_for(lambda: eye.execute(BLOCKED_BACKENDS).fetchone() == (1,))
+            wait_for(is_waited_for)
             yield future
 
     def test_a_transaction_that_commits_was_first(self, other: Any, waiting: "Future[Run]") -> None:
@@ -167,6 +169,24 @@ class TestWhatHappensInBetween:
     def test_one_that_rolls_back_was_not(self, other: Any, waiting: "Future[Run]") -> None:
         other.rollback()
         assert not waiting.result().is_duplicate
+
+    def test_bulks_take_their_keys_in_one_order(self, other: Any, is_waited_for: Callable[[], bool]) -> None:
+        """So that two bulks never wait for each other: one that waits for a key has taken none that comes after it."""
+        keys = {number: limited.discard.new_run((number,), {}).unique_key or "" for number in range(1, 20)}
+        later = next(number for number in keys if keys[number] > keys[1])
+
+        def enqueue() -> list[bool]:
+            try:
+                return [run.is_duplicate for run in limited.discard.delay_many([(later,), (1,)])]
+            finally:
+                connection.close()
+
+        with ThreadPoolExecutor() as threads:
+            future = threads.submit(enqueue)
+            wait_for(is_waited_for)
+            other.execute("INSERT INTO django_dispatch_run (task, unique_key) VALUES ('other', %s)", [keys[later]])
+            other.commit()
+            assert future.result() == [True, True]
 
     @pytest.mark.parametrize(
         "statement", ["DELETE FROM django_dispatch_run", "UPDATE django_dispatch_run SET unique_key = NULL"]

@@ -115,11 +115,11 @@ class Pool:
 
         For each synchronous slot that will soon be free, one more may wait here.
         """
-        now = self._loop.time()
+        now, all_ahead = self._loop.time(), self._ahead()
         rooms = dict.fromkeys(Kind, 0)
         for executor in self.executors.values():
             if executor.is_open:
-                ahead = self._ahead(executor.kind)
+                ahead = all_ahead[executor.kind]
                 behind = 0 if executor.is_slow and executor.flights else ahead
                 rooms[executor.kind] += max(0, executor.capacity + behind - len(executor.flights))
                 rooms[executor.kind] += not ahead and is_soon_free(executor, self.durations, now)
@@ -134,7 +134,7 @@ class Pool:
 
     def take(self, runs: Sequence[ClaimedRun], lease_id: UUID, asked_at: float) -> None:
         """Start claimed runs as soon as executors are free; they were asked for then, by the loop's clock."""
-        now, lease = self._loop.time(), lease_id.bytes
+        now, lease, ahead = self._loop.time(), lease_id.bytes, self._ahead()
         for run in runs:
             facts = self.facts.get(run.task)
             if facts is None:
@@ -143,7 +143,7 @@ class Pool:
             tally, token = self._stats.tally(run), (run.id, run.epoch)
             timeout_seconds = run.timeout_seconds or facts.timeout_seconds or self._settings.default_timeout_seconds
             flight = Flight(run, token, facts, lease, tally, now, timeout_seconds, asked_at - run.due_seconds)
-            if self.waiting or not self._assign(flight):
+            if self.waiting or not self._assign(flight, ahead):
                 self.waiting.append(flight)
         self.stirred.set()
         self._flush()
@@ -157,13 +157,13 @@ class Pool:
         text = error_document("unknown_task", message, attempt=run.attempt, executor=node)
         self._on_outcome(flight, Outcome(*flight.token, Verdict.UNKNOWN_TASK, text=text))
 
-    def _assign(self, flight: Flight) -> bool:
+    def _assign(self, flight: Flight, ahead: Mapping[Kind, int]) -> bool:
         """Put a run to the least busy executor of its lane: an idle one, or ahead of time if it is known to be tiny."""
         if self._quarantine.holds(flight) and flight.facts.kind is Kind.ASYNC:
             return self._quarantine.assign(flight, self.executors.values())
         is_tiny = self.durations.is_tiny(flight.run.task)
-        ahead = self._ahead(flight.facts.kind) if is_tiny else 0
-        best = least_busy(self.executors.values(), flight.facts.kind, ahead)
+        kind = flight.facts.kind
+        best = least_busy(self.executors.values(), kind, ahead[kind] if is_tiny else 0)
         if best is None:
             return False
         if not best.flights:
@@ -171,17 +171,18 @@ class Pool:
         best.assign(flight)
         return True
 
-    def _ahead(self, kind: Kind) -> int:
-        """How many runs may wait in an executor of this lane."""
-        capacity = 1 if kind is Kind.SYNC else self._settings.async_concurrency
-        return self.durations.ahead(CLAIMS_AHEAD * self._settings.claim_limit, capacity)
+    def _ahead(self) -> Mapping[Kind, int]:
+        """How many runs may wait in an executor of each lane."""
+        most, capacity = CLAIMS_AHEAD * self._settings.claim_limit, self._settings.async_concurrency
+        return {Kind.SYNC: self.durations.ahead(most), Kind.ASYNC: self.durations.ahead(most, capacity)}
 
     def assign_waiting(self) -> None:
         """Start runs that wait, in order, one lane not holding up the other."""
         if self.waiting:
+            ahead = self._ahead()
             for _ in range(len(self.waiting)):
                 flight = self.waiting.popleft()
-                if not self._assign(flight):
+                if not self._assign(flight, ahead):
                     self.waiting.append(flight)
             self._flush()
 
@@ -290,7 +291,8 @@ class Pool:
         unread, self._unread = self._unread, []
         for executor in unread:
             if executor.id in self.executors:
-                self._loop.add_reader(executor.stream, self._read, executor)
+                # By its number: asyncio looks a socket up by what it prints as, which asks the kernel twice.
+                self._loop.add_reader(executor.stream.fileno(), self._read, executor)
                 self._read(executor)
 
     # executors

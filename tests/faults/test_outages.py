@@ -20,6 +20,7 @@ from tests.kit.dispatchers import Dispatcher
 from tests.kit.fixtures import Kit
 from tests.kit.relay import Relay
 from tests.kit.runs import fresh, wait_until_final
+from tests.kit.scrape import free_port, scrape
 from tests.kit.server import Standby, admin, migrated_server, now_of, reconnected, runs_on
 from tests.kit.waiting import wait_for
 
@@ -217,13 +218,17 @@ def test_sigterm_ends_a_dispatcher_in_time_whatever_the_database_does(kit: Kit, 
 @pytest.mark.slow
 def test_the_exit_code_tells_of_runs_that_a_lost_lease_has_left(kit: Kit, relay: Relay) -> None:
     """They are left until the database is back; given back by the same dispatcher, they are left no more."""
-    a, b = (kit.dispatchers(node, queues=node, database_url=relay.url, lease_ttl=2) for node in ("a", "b"))
+    port = free_port()
+    a = kit.dispatchers("a", queues="a", database_url=relay.url, lease_ttl=2, metrics_port=port)
+    b = kit.dispatchers("b", queues="b", database_url=relay.url, lease_ttl=2)
     for node in ("a", "b"):
         tasks.gated.apply_async(("work",), queue=node)
     kit.gate.wait_until_reached("work", times=2)
     relay.refuse()
     for dispatcher in (a, b):
         dispatcher.wait_for_log("is lost: its deadline passed without a renewal")
+    wait_for(lambda: scrape(port).value("django_dispatch_executors") == 0, what="every body known to be dead")
+    assert scrape(port).value("django_dispatch_leases_lost_total") == 1  # and by a turn later, what follows from it
     a.terminate()
     assert a.exit_code() == 1
     assert "some runs are left to be reclaimed" in a.log

@@ -1,6 +1,7 @@
 """Runs by schedules keep the limits of their tasks, and are no duplicates, under real dispatchers."""
 
 from collections import Counter
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -93,8 +94,9 @@ def test_places_of_what_expires_are_free_at_once(kit: Kit) -> None:
     wait_until_final(busy, following)
 
 
-def test_what_ends_in_its_own_transaction_makes_room_at_once_and_stays_unique(kit: Kit) -> None:
-    """No sweep comes for a minute."""
+def test_what_ends_in_its_own_transaction_makes_room_at_once_and_stays_unique(kit: Kit, tmp_path: Path) -> None:
+    """No sweep comes for a minute, and no second look."""
+    (tmp_path / "sabotage").write_text("dispatcher look_once")
     kit.dispatchers(processes=2, lease_ttl=120, poll_interval=60)
     runs = limited.atomic.delay_many([(number,) for number in range(6)])
     wait_until_final(*runs, seconds=30)

@@ -2,7 +2,8 @@
 
 The file ``sabotage`` in the folder of the kit holds ``<where> <how>``: where is ``zygote`` or ``executor``, how one of
 ``raise``, ``hang``, ``wait`` (until the file is gone), ``segfault``, ``exit`` and ``break_a_task_module``. Or it is
-``dispatcher hang_claims``: its claims loop waits for ever. Without the file, all is well.
+``dispatcher hang_claims``: its claims loop waits for ever; or ``dispatcher look_once``: it never looks a second time at
+keys at which it has just admitted runs. Without the file, all is well.
 The file ``sabotaged`` beside it gets a line for each time, with the moment.
 """
 
@@ -14,6 +15,7 @@ import threading
 import time
 from pathlib import Path
 
+from django_dispatch.dispatcher import admission
 from django_dispatch.dispatcher.claims import Claims
 
 FILE = "sabotage"
@@ -61,5 +63,7 @@ def _break(place: str) -> None:
             ctypes.string_at(0)
         case "hang_claims":
             Claims._step = _hang  # type: ignore[method-assign, assignment]
+        case "look_once":
+            admission.SECOND_LOOK_SECONDS = 3600.0
         case "exit":
             os._exit(3)
