@@ -324,10 +324,6 @@ class Pool:
             self._board.order_stop(executor.slot, flight.token, reason)
             executor.zygote.signal(executor.id, signal.SIGUSR1)
 
-    def signal(self, executor: Executor, number: int) -> None:
-        """Send an executor a signal, if it still lives."""
-        executor.zygote.signal(executor.id, number)
-
     def scale(self, processes: int) -> None:
         """Have so many executors for synchronous tasks: start what is missing, or let the least busy ones go."""
         self.processes = processes

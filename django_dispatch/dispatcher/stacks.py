@@ -65,7 +65,7 @@ class Stacks:
             return ""
         os.ftruncate(executor.stacks, 0)
         os.lseek(executor.stacks, 0, os.SEEK_SET)  # the executor has the same offset
-        self._pool.signal(executor, STACK_SIGNAL)
+        executor.zygote.signal(executor.id, STACK_SIGNAL)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + ANSWER_SECONDS / 2
         data = b""
