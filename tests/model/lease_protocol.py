@@ -23,6 +23,7 @@ from .states import (
     FREE,
     GRACE,
     HOLDING,
+    LOOK,
     LOST,
     MARGIN,
     NO_ROW,
@@ -43,6 +44,7 @@ from .states import (
     a_claim_later,
     a_lease_later,
     after_a_loss,
+    given_up,
     is_final,
     left_of,
     with_dispatcher,
@@ -67,6 +69,8 @@ GUARDS = {
     "dead": "dispatcher/process.py: a process is dead only with its executors",
     "reconcile": "dispatcher/claims.py: after trouble, what was claimed and is not known here is released",
     "known": "dispatcher/claims.py: what is known here is not released",
+    "lost look": "dispatcher/claims.py: what was held under a lease that was lost meanwhile is not released",
+    "asked meanwhile": "dispatcher/claims.py: who asks for a look during one gets another one",
     "again": "dispatcher/claims.py: a second look, when a statement whose connection broke must have ended",
 }
 
@@ -178,7 +182,8 @@ class Protocol:
             yield from self._of_the_claims_call(state, d, me, me.claims)
         elif me.phase in (HOLDING, LOST):
             if me.must_reconcile:
-                yield from self._reconcile(state, d, me)
+                look = me._replace(claims=Call(LOOK), must_reconcile=False)
+                yield Step(f"{name} asks what it holds", with_dispatcher(state, d, look))
             elif not me.flight:
                 yield Step(f"{name} asks for a run", with_dispatcher(state, d, me._replace(claims=Call(CLAIM))))
             elif me.flight.stage in (RETURNED, ENDED):
@@ -193,7 +198,9 @@ class Protocol:
 
     def _of_the_claims_call(self, state: State, d: int, me: Dispatcher, call: Call) -> Iterator[Step]:
         name = "AB"[d]
-        if not call.is_done:
+        if call.verb == LOOK:
+            yield from self._of_the_look(state, d, me, call)
+        elif not call.is_done:
             after = self._written(state, d, call)
             if after is not None:
                 me_after = after.dispatchers[d]
@@ -224,13 +231,13 @@ class Protocol:
                 f"{name} drops what it claimed under its old lease", with_dispatcher(state, d, me._replace(claims=()))
             )
         # Claims.run(): except DatabaseError
-        ghost = call if not call.is_done else me.ghost
+        ghost = call if not call.is_done and call.verb != LOOK else me.ghost
         is_to_look = call.lease == 0 and me.phase != FREE and "reconcile" not in self._without
         after_trouble = me._replace(
             claims=(),
             ghost=ghost,
             must_reconcile=me.must_reconcile or is_to_look,
-            must_again=bool(ghost) and is_to_look and "again" not in self._without,
+            must_again=me.must_again or (bool(ghost) and is_to_look and "again" not in self._without),
         )
         yield Step(
             f"{name} loses the connection under its {call.verb}",
@@ -238,20 +245,28 @@ class Protocol:
             is_fault=True,
         )
 
-    def _reconcile(self, state: State, d: int, me: Dispatcher) -> Iterator[Step]:
+    def _of_the_look(self, state: State, d: int, me: Dispatcher, call: Call) -> Iterator[Step]:
         """Claims._reconcile() in dispatcher/claims.py: HELD, and the release of what is not known here."""
-        is_held = state.status == RUNNING and state.holder == (d, 0)
+        name = "AB"[d]
+        if not call.is_done:
+            stage = RUNNING if state.status == RUNNING and state.holder == (d, call.lease) else ""
+            answered = me._replace(claims=call._replace(is_done=True, stage=stage))
+            yield Step(f"the database says what {name} holds", with_dispatcher(state, d, answered))
+            return
+        me = me._replace(claims=(), must_reconcile=me.must_reconcile and "asked meanwhile" not in self._without)
+        if (call.lease != 0 or me.phase == FREE) and "lost look" not in self._without:
+            yield Step(f"{name} hears what it held under its old lease", with_dispatcher(state, d, me))
+            return
         is_known = bool(me.flight) and me.flight[1:] == (0, 0)
-        me = me._replace(must_reconcile=False)
-        if is_held and (not is_known or "known" in self._without):
-            yield Step(
-                f"{'AB'[d]} reconciles, and releases the run",
-                with_dispatcher(state, d, me)._replace(status=READY, holder=NOBODY),
-            )
+        if call.stage == RUNNING and (not is_known or "known" in self._without):
+            if state.holder == (d, call.lease) and call.claim == 0 and state.has_begun and not is_known:
+                raise Violation("a run whose body has begun is given back as one that had not", f"{name} releases it")
+            after = self._written(state, d, Call(FINISH, call.lease, call.claim, ENDED)) or state
+            yield Step(f"{name} releases what it does not know", with_dispatcher(after, d, me))
         else:
-            if me.flight and not is_held and me.flight.stage == ALIVE:
+            if me.flight and not call.stage and me.flight.stage == ALIVE:
                 me = me._replace(flight=me.flight._replace(stage=ENDED))
-            yield Step(f"{'AB'[d]} reconciles", with_dispatcher(state, d, me))
+            yield Step(f"{name} hears what it holds", with_dispatcher(state, d, me))
 
     def _of_the_ghost(self, state: State, d: int, me: Dispatcher, ghost: Call) -> Iterator[Step]:
         """A statement goes on in the database when its connection breaks; or does not."""
@@ -270,7 +285,7 @@ class Protocol:
                 return None
             if left <= 0:
                 raise Violation("a run is claimed under a lease that is not live", f"{'AB'[d]}'s claim is written")
-            return a_claim_later(state)._replace(status=RUNNING, holder=(d, call.lease))
+            return a_claim_later(state)._replace(status=RUNNING, holder=(d, call.lease), has_begun=False)
         is_lease_right = state.holder == (d, call.lease) or "lease at finish" in self._without
         is_epoch_right = call.claim == 0 or self._without & {"epoch in claim", "epoch at finish"}
         if state.status != RUNNING or not is_lease_right or not is_epoch_right:
@@ -279,7 +294,7 @@ class Protocol:
             raise Violation("a success is written that is not of the newest claim", f"{'AB'[d]}'s finish is written")
         if call.claim != 0:
             raise Violation("a claim is ended by another one's outcome", f"{'AB'[d]}'s finish is written")
-        return state._replace(status=SUCCESSFUL if call.stage == RETURNED else READY, holder=NOBODY)
+        return given_up(state, SUCCESSFUL if call.stage == RETURNED else READY)
 
     # B, when it is prompt
 
@@ -309,9 +324,9 @@ class Protocol:
         if flight.stage == CLAIMED:
             # Board.allows() in executors/fence.py; else Verdict.UNSTARTED
             if (flight.lease == 0 and me.deadline > 0) or "fence" in self._without:
-                yield Step(
-                    f"{name}'s body starts", with_dispatcher(state, d, me._replace(flight=flight._replace(stage=ALIVE)))
-                )
+                after = with_dispatcher(state, d, me._replace(flight=flight._replace(stage=ALIVE)))
+                is_of_the_newest = flight.claim == 0 and state.status == RUNNING
+                yield Step(f"{name}'s body starts", after._replace(has_begun=state.has_begun or is_of_the_newest))
             else:
                 yield Step(f"{name}'s executor does not start the body", ended)
         elif flight.stage == ALIVE:
@@ -328,7 +343,8 @@ class Protocol:
     def _crashed(self, me: Dispatcher) -> Dispatcher:
         """PR_SET_PDEATHSIG in executors/zygote.py: the executors are about to die."""
         flight = me.flight._replace(stage=ORPHANED) if me.flight and me.flight.stage == ALIVE else ()
-        ghost = me.claims if me.claims and not me.claims.is_done else me.ghost
+        is_write = bool(me.claims) and me.claims.verb != LOOK and not me.claims.is_done
+        ghost = me.claims if is_write else me.ghost
         return Dispatcher(ghost=ghost, flight=flight, rows=me.rows)
 
     def _of_the_dead(self, state: State, d: int, me: Dispatcher) -> Iterator[Step]:

@@ -14,7 +14,7 @@ NO_ROW = -9
 READY, RUNNING, SUCCESSFUL, FAILED = "READY", "RUNNING", "SUCCESSFUL", "FAILED"
 DEAD, FREE, HOLDING, LOST = "dead", "without a lease", "holding a lease", "grounding"
 CLAIMED, ALIVE, ORPHANED, RETURNED, ENDED = "claimed", "alive", "orphaned", "returned", "ended"
-RENEW, CLAIM, FINISH = "renewal", "claim", "finish"
+RENEW, CLAIM, FINISH, LOOK = "renewal", "claim", "finish", "look at what it holds"
 
 
 class Violation(Exception):
@@ -34,7 +34,10 @@ class Flight(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A statement under way; ``is_done``: only its reply still is. ``age``: ticks since a renewal was sent."""
+    """A statement under way; ``is_done``: only its reply still is. ``age``: ticks since a renewal was sent.
+
+    ``stage`` is that of a body whose outcome is written; or RUNNING, if a look has found the run held.
+    """
 
     verb: str
     lease: int = 0
@@ -59,12 +62,13 @@ class Dispatcher(NamedTuple):
 
 
 class State(NamedTuple):
-    """``holder`` is whose lease a RUNNING run points to: dispatcher and lease."""
+    """``holder`` is whose lease a RUNNING run points to: dispatcher and lease; ``has_begun``: so has its body."""
 
     status: str
     holder: tuple[int, int]
     interruptions: int
     dispatchers: tuple[Dispatcher, Dispatcher]
+    has_begun: bool = False
 
 
 NOBODY = (-1, 0)
@@ -93,8 +97,8 @@ def is_final(state: State) -> bool:
 
 
 def with_dispatcher(state: State, d: int, me: Dispatcher) -> State:
-    status, holder, interruptions, (a, b) = state  # not _replace(), for speed
-    return State(status, holder, interruptions, (me, b) if d == 0 else (a, me))
+    status, holder, interruptions, (a, b), has_begun = state  # not _replace(), for speed
+    return State(status, holder, interruptions, (me, b) if d == 0 else (a, me), has_begun)
 
 
 def left_of(me: Dispatcher, lease: int) -> int:
@@ -123,8 +127,13 @@ def a_claim_later(state: State) -> State:
     return state._replace(dispatchers=(a, b))
 
 
+def given_up(state: State, status: str) -> State:
+    """Nobody holds the run any more."""
+    return state._replace(status=status, holder=NOBODY, has_begun=False)
+
+
 def after_a_loss(state: State) -> State:
     """_LOSE in store/statements.py."""
     interruptions = state.interruptions + 1
     status = FAILED if interruptions >= MAX_INTERRUPTIONS else READY
-    return state._replace(status=status, holder=NOBODY, interruptions=interruptions)
+    return given_up(state, status)._replace(interruptions=interruptions)

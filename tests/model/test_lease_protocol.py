@@ -10,6 +10,7 @@ from .lease_protocol import GUARDS, Protocol
 
 OVERLAP = "a body is alive whose lease is not"
 FALSE = "a claim is ended by another one's outcome"
+GIVEN_BACK = "a run whose body has begun is given back as one that had not"
 LOSS = "the run is lost: it can never end"
 
 # What goes wrong without a guard. The others are second lines: without one of them nothing does, by the first.
@@ -27,6 +28,8 @@ NEEDED = {
     "live in claim": "a run is claimed under a lease that is not live",
     "live in renew": "an expired lease lives again",
     "reconcile": LOSS,
+    "lost look": GIVEN_BACK,
+    "asked meanwhile": LOSS,
     "again": LOSS,
     "orphans": LOSS,
 }

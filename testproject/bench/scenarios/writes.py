@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 
 import psycopg
+from django.db import connection
 
 from testproject.bench import tasks
 from testproject.bench.findings import Finding, Target
@@ -14,6 +15,7 @@ ROWS = (
     "SELECT n_tup_ins, n_tup_upd, n_tup_hot_upd, n_tup_del"
     " FROM pg_stat_user_tables WHERE relname = 'django_dispatch_run'"
 )
+FLUSH = "SELECT pg_stat_force_next_flush()"
 WAL = "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::float8"
 # Statistics of sessions that ended are in after this long at the latest.
 STATISTICS_SECONDS = 1.5
@@ -40,6 +42,10 @@ def writes(ground: Ground) -> Iterator[Finding]:
 
 
 def _rows(ground: Ground) -> tuple[int, ...]:
+    # Of those that go on, each keeps what it has counted to itself for a while, be it of the scenario before.
+    ground.sql.execute(FLUSH)
+    with connection.cursor() as cursor:
+        cursor.execute(FLUSH)
     time.sleep(STATISTICS_SECONDS)
     with psycopg.connect(ground.url, autocommit=True) as fresh:
         return tuple(int(count) for count in one_row(fresh, ROWS))
