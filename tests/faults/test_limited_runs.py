@@ -6,11 +6,13 @@ import os
 import random
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
 import pytest
+from django.db import transaction
 
 from django_dispatch import cancel, control
 from django_dispatch.models import Run, Schedule
@@ -171,9 +173,14 @@ class Traffic:
             limited.one.delay(f"one{number % 2}", "", number),
             limited.three.delay("three", "", number),
             limited.serial.delay(f"serial{number % 2}", "", number, number % 7 == 0),
-            limited.queue_one.delay("queue one", "", number),
+            *self._twice(lambda: limited.queue_one.delay("queue one", "", number)),
             *limited.rated.delay_many([("rated", number), ("rated", -number)]),
         ]
+
+    def _twice(self, enqueue: Callable[[], Run]) -> list[Run]:
+        """In one transaction: nothing is claimed in between, so the second one finds a duplicate that waits."""
+        with transaction.atomic():
+            return [enqueue(), enqueue()]
 
     def stop(self) -> list[datetime]:
         """Have no more, wait until all have ended, and return the occurrences."""

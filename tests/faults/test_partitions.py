@@ -41,10 +41,17 @@ def wait_for_a_late_renewal(kit: Kit, lease: Lease, ttl_seconds: float) -> None:
 def assert_bodies_end_before_expiry(kit: Kit, a: Dispatcher, lease: Lease, runs: list[Run]) -> None:
     """Wait until a dispatcher that was cut off has no executor; none of its bodies outlived the lease."""
     executors = [psutil.Process(pid) for pid in a.executor_pids]
-    wait_for(lambda: not any(process.is_running() for process in executors), what="every executor dead")
-    lease.refresh_from_db()  # renewals may have arrived whose answers did not
+    expires_at = lease.expires_at
+
+    def are_dead() -> bool:
+        nonlocal expires_at  # renewals may have arrived whose answers did not; later the row goes
+        left = Lease.objects.filter(pk=lease.pk).values_list("expires_at", flat=True).first()
+        expires_at = left or expires_at
+        return not any(process.is_running() for process in executors)
+
+    wait_for(are_dead, what="every executor dead")
     for run in runs:
-        assert kit.ledger.rows(run)[0].last_seen_at < lease.expires_at
+        assert kit.ledger.rows(run)[0].last_seen_at < expires_at
 
 
 def assert_repeated_and_gone_on(kit: Kit, a: Dispatcher, lease: Lease, runs: list[Run]) -> None:
