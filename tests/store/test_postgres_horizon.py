@@ -16,6 +16,7 @@ from django_dispatch.store.postgres import PostgresStore
 from django_dispatch.store.postgres_enqueue import enqueue_many
 from django_dispatch.store.statements import CLAIM
 from django_dispatch.store.values import NewRun
+from tests.kit.waiting import wait_for
 
 from .tables import acquire, claim, success
 
@@ -74,8 +75,8 @@ def test_a_claim_walks_over_what_was_consumed_once_and_not_at_all_when_it_is_ove
         held = pages_of_a_claim(store, lease_id)
         assert CONSUMED / 100 < held < 5 * CONSUMED
         horizon.rollback()
-        pages_of_a_claim(store, lease_id)  # it marks what it walks over as dead
-        assert pages_of_a_claim(store, lease_id) < CONSUMED / 40
+        # The first one marks what it walks over as dead; an autovacuum elsewhere may see them for a while.
+        wait_for(lambda: pages_of_a_claim(store, lease_id) < CONSUMED / 40, what="claims that walk over nothing")
     finally:
         with connection.cursor() as cursor:
             cursor.execute("ALTER TABLE django_dispatch_run RESET (autovacuum_enabled)")
