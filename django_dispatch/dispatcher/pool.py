@@ -388,7 +388,6 @@ class Pool:
     async def kill_all(self, cause: str) -> None:
         """Kill every executor there is, drop what they had, and return when all are dead."""
         self.filling.stop()
-        self.waiting.clear()
         doomed = list(self.executors.values())
         for executor in doomed:
             self.kill(executor, cause)
