@@ -21,16 +21,16 @@ UNFINISHED = ["SCHEDULED", "READY", "BLOCKED", "RUNNING"]
 
 
 class OnLost(TextChoices):
-    """What becomes of a run whose body ended without a verdict."""
+    """What becomes of a run whose body ended without a verdict. Most are the first: a row is written three times."""
 
-    REQUEUE = "requeue", _("run again")
+    REQUEUE = "", _("run again")
     FAIL = "fail", _("fail, at most once")
 
 
 class OnDuplicate(TextChoices):
-    """What becomes of a run while another one of its key waits or runs."""
+    """What becomes of a run while another one of its key waits or runs. Most are the first."""
 
-    PARALLEL = "parallel", _("run beside it")
+    PARALLEL = "", _("run beside it")
     DISCARD = "discard", _("is not recorded")
     SERIAL = "serial", _("runs after it")
     QUEUE_ONE = "queue_one", _("runs after it, if none waits yet")

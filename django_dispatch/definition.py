@@ -241,6 +241,11 @@ class Task(Generic[P, R_co]):
         return broadcast([new])[0] if self.broadcast else enqueue(new)
 
     @property
+    def on_lost_word(self) -> str:
+        """``on_lost`` as its runs have it."""
+        return "" if self.on_lost == "requeue" else self.on_lost
+
+    @property
     def retention_text(self) -> str | None:
         """What is written into its runs about how long they are kept; None: as ``RETENTION`` says when they go."""
         return None if self.retention is None else retention_document(self.retention)
@@ -291,7 +296,7 @@ class Task(Generic[P, R_co]):
             delay_seconds=options.delay_seconds,
             max_attempts=options.max_attempts,
             timeout_seconds=options.timeout_seconds,
-            on_lost=self.on_lost,
+            on_lost=self.on_lost_word,
             uuid=options.idempotency_key,
             is_limited=is_limited(queue),
             expires_at=options.expires_at,

@@ -333,7 +333,7 @@ def _run(using: str, new: NewRun, recorded: Recorded) -> "Run":
         "unique_until": None
         if new.unique_seconds is None
         else recorded.enqueued_at + timedelta(seconds=new.unique_seconds),
-        "on_duplicate": new.on_duplicate or "parallel",
+        "on_duplicate": new.on_duplicate or "",
         "blocked_by": new.blocked_by if recorded.status == "BLOCKED" else None,
         "source": "app" if new.schedule_id is None else "schedule",
         "meta": _value(new.meta),

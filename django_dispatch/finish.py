@@ -17,7 +17,7 @@ class TaskFacts:
     kind: Kind
     timeout_seconds: float | None = None
     max_attempts: int = 1
-    on_lost: str = "requeue"
+    on_lost: str = ""
     retention: str | None = None
     priority: int = 0
     queue: str = "default"

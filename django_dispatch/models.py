@@ -167,7 +167,9 @@ class Run(models.Model):
     # Null means: as the task says.
     max_attempts = models.PositiveSmallIntegerField(_("max attempts"), null=True, blank=True)
     timeout = models.DurationField(_("timeout"), null=True, blank=True)
-    on_lost = models.CharField(_("on lost"), max_length=7, choices=OnLost.choices, db_default=OnLost.REQUEUE)
+    on_lost = models.CharField(
+        _("on lost"), max_length=7, choices=OnLost.choices, blank=True, db_default=OnLost.REQUEUE
+    )
     source = models.CharField(_("source"), max_length=10, choices=Source.choices, db_default=Source.SQL)
     # The schedule that the run is an occurrence of, and which: its time by the rule. Run by hand it has no such time.
     schedule = models.ForeignKey(
@@ -180,7 +182,7 @@ class Run(models.Model):
     # It keeps its key until then, ended or not.
     unique_until = models.DateTimeField(_("unique until"), null=True, blank=True)
     on_duplicate = models.CharField(
-        _("on duplicate"), max_length=9, choices=OnDuplicate.choices, db_default=OnDuplicate.PARALLEL
+        _("on duplicate"), max_length=9, choices=OnDuplicate.choices, blank=True, db_default=OnDuplicate.PARALLEL
     )
     # How many runs of the key may be READY or RUNNING, and become so in so many seconds.
     concurrency_key = models.CharField(_("concurrency key"), max_length=255, null=True, blank=True)

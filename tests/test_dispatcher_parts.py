@@ -198,7 +198,7 @@ def test_no_short_run_is_put_behind_a_body_that_may_be_long() -> None:
 
 
 def undelivered(task: str) -> ClaimedRun:
-    return ClaimedRun(1, 1, task, "default", 0, 1, 0, 0, None, None, "requeue", "[]", "{}")
+    return ClaimedRun(1, 1, task, "default", 0, 1, 0, 0, None, None, "", "[]", "{}")
 
 
 # housekeeping's timers

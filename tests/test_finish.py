@@ -25,7 +25,7 @@ RUN = ClaimedRun(
     interruptions=0,
     max_attempts=None,
     timeout_seconds=None,
-    on_lost="requeue",
+    on_lost="",
     args="[]",
     kwargs="{}",
 )

@@ -53,7 +53,7 @@ def test_the_filter_names_the_run_and_the_node() -> None:
 def test_a_run_that_ends_is_a_line_and_one_that_is_given_back_a_detail(
     verdict: Verdict, status: str, level: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = ClaimedRun(5, 9, "shop.add", "default", 0, 1, 0, 0, None, None, "requeue", "[]", "{}")
+    run = ClaimedRun(5, 9, "shop.add", "default", 0, 1, 0, 0, None, None, "", "[]", "{}")
     with caplog.at_level(logging.DEBUG, "django_dispatch.dispatcher"):
         tell_ended(run, Outcome(5, 9, verdict, 1.5), Settlement(5, 9, status))
     (record,) = caplog.records

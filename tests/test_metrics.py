@@ -245,4 +245,4 @@ def test_a_histogram_has_its_values_up_to_each_bound() -> None:
 
 
 def _claimed(task: str, queue: str) -> ClaimedRun:
-    return ClaimedRun(1, 1, task, queue, 0, 1, 0, 0, None, None, "requeue", "[]", "{}")
+    return ClaimedRun(1, 1, task, queue, 0, 1, 0, 0, None, None, "", "[]", "{}")

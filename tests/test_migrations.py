@@ -185,7 +185,7 @@ class TestPlainSql:
         run = Run.objects.get()
         assert (run.task, run.args, run.kwargs, run.meta, run.errors) == ("shop.tasks.add", [1, 2], {}, {}, [])
         assert (run.status, run.queue, run.priority, run.on_lost, run.source) == (
-            *("READY", "default", 0, "requeue"),
+            *("READY", "default", 0, ""),
             "sql",
         )
         assert (run.epoch, run.attempt, run.failures, run.interruptions) == (0, 0, 0, 0)

@@ -15,12 +15,12 @@ LONGEST_BUSY_SECONDS = 1.0  # between two tries to write an outcome whose run an
 
 
 class Ended(NamedTuple):
-    """A flight that has landed, and the write that it waits for; ``was_busy``: another transaction held its run."""
+    """A flight that has landed, and the write that it waits for; so often, another transaction held its run."""
 
     flight: Flight
     outcome: Outcome
     settlement: Settlement
-    was_busy: bool = False
+    times_busy: int = 0
 
     def as_written(self, cancelled_ids: Collection[int]) -> "Ended":
         """Return it with the settlement that the database wrote: a cancel wins over another attempt."""
@@ -36,7 +36,7 @@ class Busy:
         self._again = again
         self._waiting: list[Ended] = []
         self._retry: asyncio.TimerHandle | None = None
-        self._backoff = Backoff(first_seconds=0.05, longest_seconds=LONGEST_BUSY_SECONDS)
+        self._backoff = Backoff(first_seconds=0.02, longest_seconds=LONGEST_BUSY_SECONDS)
 
     def __iter__(self) -> Iterator[Ended]:
         return iter(self._waiting)
@@ -58,9 +58,10 @@ class Busy:
         for ended in batch:
             run = ended.flight.run
             if run.id in busy:
-                if not ended.was_busy:
+                # Once it may be a claim of another dispatcher, which locks for its moment what it finds taken already.
+                if ended.times_busy == 1:
                     tell(logging.WARNING, run, "a transaction holds its row; its outcome waits.")
-                self._waiting.append(ended._replace(was_busy=True))
+                self._waiting.append(ended._replace(times_busy=ended.times_busy + 1))
         if self._retry is None:
             loop = asyncio.get_running_loop()
             self._retry = loop.call_later(self._backoff.next_seconds(), self._send_again)

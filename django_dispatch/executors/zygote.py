@@ -294,7 +294,7 @@ def task_facts() -> dict[str, dict[str, Any]]:
             "kind": Kind.ASYNC if task.is_async else Kind.SYNC,
             "timeout_seconds": task.timeout.total_seconds() if task.timeout else None,
             "max_attempts": task.max_attempts,
-            "on_lost": task.on_lost,
+            "on_lost": task.on_lost_word,
             "retention": task.retention_text,
             "priority": task.priority,
             "queue": task.queue if isinstance(task.queue, str) else "default",

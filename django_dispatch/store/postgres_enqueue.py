@@ -49,7 +49,7 @@ COLUMNS = {
     "rate_seconds": "%s",
     "status": "%s",
 }
-DEFAULTS = {"queue": "default", "priority": 0, "kwargs": "{}", "on_lost": "requeue", "meta": "{}"}
+DEFAULTS = {"queue": "default", "priority": 0, "kwargs": "{}", "on_lost": "", "meta": "{}"}
 
 
 @cache
@@ -99,7 +99,7 @@ new AS (
   SELECT task, queue, priority, args, COALESCE(kwargs, '{}'), max_attempts, make_interval(secs => timeout_seconds),
     on_lost, COALESCE(meta, '{}'), CASE WHEN schedule_id IS NULL THEN 'app' ELSE 'schedule' END, now,
     CASE WHEN later IS NOT NULL THEN 'SCHEDULED' WHEN is_limited THEN 'BLOCKED' ELSE 'READY' END, later,
-    uuid, unique_key, now + make_interval(secs => unique_seconds), COALESCE(on_duplicate, 'parallel'),
+    uuid, unique_key, now + make_interval(secs => unique_seconds), COALESCE(on_duplicate, ''),
     concurrency_key, concurrency_limit, rate_amount, rate_seconds,
     COALESCE(expires_at, now + make_interval(secs => expires_seconds)), schedule_id, retention, fair_key
   FROM new ORDER BY place
@@ -235,7 +235,7 @@ def _values(new: NewRun) -> dict[str, Any]:
     }
     if new.blocked_by is not None:
         values |= {
-            "on_duplicate": new.on_duplicate or "parallel",
+            "on_duplicate": new.on_duplicate or "",
             "concurrency_key": new.concurrency_key,
             "concurrency_limit": new.concurrency_limit,
             "rate_amount": new.rate_amount,

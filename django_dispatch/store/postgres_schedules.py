@@ -89,7 +89,7 @@ WITH free AS MATERIALIZED (
     CASE WHEN queue = ANY(%(limited_queues)s::text[]) THEN 'BLOCKED' ELSE 'READY' END,
     now + make_interval(secs => expires_seconds), retention::jsonb, unique_key,
     now + make_interval(secs => unique_seconds),
-    coalesce(on_duplicate, 'parallel'), concurrency_key, concurrency_limit, rate_amount, rate_seconds, fair_key
+    coalesce(on_duplicate, ''), concurrency_key, concurrency_limit, rate_amount, rate_seconds, fair_key
   FROM wanted CROSS JOIN before ORDER BY slot, id
   ON CONFLICT DO NOTHING
   RETURNING id, queue, schedule_id, blocked_by

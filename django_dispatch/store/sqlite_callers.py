@@ -112,7 +112,7 @@ def new_row(tx: Transaction, new: NewRun, source: str) -> dict[str, Any]:
         "blocked_by": blocked_by,
         "timeout": interval(new.timeout_seconds),
         "unique_until": _at(tx, None, new.unique_seconds),
-        "on_duplicate": new.on_duplicate or "parallel",
+        "on_duplicate": new.on_duplicate or "",
         "expires_at": _at(tx, new.expires_at, new.expires_seconds),
         "source": source if new.schedule_id is None else "schedule",
         "enqueued_at": tx.at(0),

@@ -170,7 +170,7 @@ def _occurrence(tx: Transaction, firing: Firing, seen: Row, slot: str, key: str 
         "expires_at": None if firing.expires_seconds is None else tx.at(firing.expires_seconds),
         "unique_key": firing.unique_key,
         "unique_until": None if firing.unique_seconds is None else tx.at(firing.unique_seconds),
-        "on_duplicate": firing.on_duplicate or "parallel",
+        "on_duplicate": firing.on_duplicate or "",
         **{"concurrency_key": firing.concurrency_key, "concurrency_limit": firing.concurrency_limit},
         **{"rate_amount": firing.rate_amount, "rate_seconds": firing.rate_seconds, "fair_key": firing.fair_key},
     }

@@ -122,7 +122,7 @@ _LOOKING = f"""AND EXISTS (
     WHERE q.name <> ALL({PAUSED}))"""
 
 
-# The key of a run of which one may wait is free when it waits no more.
+# The key of a run of which one may wait is free when it waits no more. (extract() would go by way of numeric.)
 _CLAIMING = f"""
   UPDATE {RUN} AS r
   SET status = 'RUNNING', lease_id = %(lease)s, epoch = r.epoch + 1, attempt = least(r.attempt + 1, 32767),
@@ -132,9 +132,9 @@ _CLAIMING = f"""
       on_lost = CASE WHEN r.task = ANY(%(at_most_once)s::text[]) THEN 'fail' ELSE r.on_lost END
   FROM picked WHERE r.ctid = picked.ctid
   RETURNING r.id, r.epoch, r.task, r.queue, r.priority, r.attempt, r.failures, r.interruptions, r.max_attempts,
-            extract(epoch FROM r.timeout)::float8, r.on_lost, r.args::text, r.kwargs::text, r.uuid,
-            extract(epoch FROM clock_timestamp() - coalesce(r.ready_at, r.enqueued_at))::float8,
-            extract(epoch FROM r.scheduled_for)::float8,
+            date_part('epoch', r.timeout), r.on_lost, r.args::text, r.kwargs::text, r.uuid,
+            date_part('epoch', clock_timestamp() - coalesce(r.ready_at, r.enqueued_at)),
+            date_part('epoch', r.scheduled_for),
             r.concurrency_key, COALESCE(r.turn, r.id * 2)
 """
 
@@ -274,7 +274,7 @@ INSERT INTO {RUN} (
   concurrency_key, concurrency_limit, rate_amount, rate_seconds, source, status, run_after, expires_at, meta,
   retention, fair_key)
 SELECT uuid, unique_key, task, queue, priority, args, COALESCE(kwargs, '{{}}'), make_interval(secs => timeout_seconds),
-  on_lost, now + make_interval(secs => unique_seconds), COALESCE(on_duplicate, 'parallel'),
+  on_lost, now + make_interval(secs => unique_seconds), COALESCE(on_duplicate, ''),
   concurrency_key, concurrency_limit, rate_amount, rate_seconds, %(source)s::text,
   CASE WHEN later IS NOT NULL THEN 'SCHEDULED' WHEN is_limited THEN 'BLOCKED' ELSE 'READY' END, later, expires_at,
   COALESCE(meta, '{{}}'), retention, fair_key

@@ -20,6 +20,7 @@ class NewRun(NamedTuple):
     ``delay_seconds``, ``expires_seconds`` and ``unique_seconds`` count from now by the database's clock; at most one of
     the first two and its moment (``run_after``, ``expires_at``) is given. ``uuid`` is known for as long as the row,
     ``unique_key`` while the run has not ended, and for ``unique_seconds``. ``is_limited``: its queue has a limit.
+    ``on_lost`` and ``on_duplicate`` are words of ``choices``.
     """
 
     task: str
@@ -31,7 +32,7 @@ class NewRun(NamedTuple):
     delay_seconds: float | None = None
     max_attempts: int | None = None
     timeout_seconds: float | None = None
-    on_lost: str = "requeue"
+    on_lost: str = ""
     uuid: str | None = None
     unique_key: str | None = None
     unique_seconds: float | None = None

@@ -590,7 +590,7 @@ _OF_THE_CLAIMS = (
     (CLAIMS, "self._loop.call_later(self._store.deadline_seconds, self.reconcile_soon)", "pass", _LATE_CLAIM),
     (CLAIMS, "if self.lease_id == lease_id:\n                self._unwritten.extendleft",
      "if False:\n                self._unwritten.extendleft", _SESSION),
-    (BUSY, "self._waiting.append(ended._replace(was_busy=True))", "pass", _HOLDER),
+    (BUSY, "self._waiting.append(ended._replace(times_busy=ended.times_busy + 1))", "pass", _HOLDER),
     (CLAIMS, "for ended in (*self._unwritten, *self._busy)}", "for ended in self._unwritten}", _HOLDER),
     (CLAIMS, "return not (self._unwritten or self._busy or", "return not (self._unwritten or", _HOLDER),
     (CLAIMS, "if any(flight.token not in held for", "if False and any(flight.token not in held for", _TAKEN),

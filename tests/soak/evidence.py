@@ -51,7 +51,7 @@ class Change:
     key: str | None = None
     task: str = ""
     max_attempts: int | None = None
-    on_lost: str = "requeue"
+    on_lost: str = ""
     run_after: float | None = None
     result: Any = None
     errors: Sequence[tuple[int, str]] = ()

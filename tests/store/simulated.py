@@ -25,7 +25,7 @@ news = st.builds(
     queue=st.sampled_from(["a", "b"]),
     priority=st.sampled_from([0, 0, 5]),
     delay_seconds=st.sampled_from([None, None, None, HOUR]),
-    on_lost=st.sampled_from(["requeue", "requeue", "fail"]),
+    on_lost=st.sampled_from(["", "", "fail"]),
     fair_key=st.sampled_from([None, "x", "x", "y"]),
 )
 dispatchers = st.sampled_from([0, 0, 0, 1, 1, 2])  # mostly the same one, so that much happens to it

@@ -67,7 +67,7 @@ def test_a_claim_brings_all_that_an_executor_needs_and_payloads_as_they_are_stor
 def test_what_a_run_leaves_to_its_task_is_none(store: Store) -> None:
     add_run()
     (run,) = claim(store, acquire(store))
-    assert (run.max_attempts, run.timeout_seconds, run.on_lost) == (None, None, "requeue")
+    assert (run.max_attempts, run.timeout_seconds, run.on_lost) == (None, None, "")
 
 
 def test_the_highest_priority_is_first_then_the_lowest_id(store: Store) -> None:
@@ -118,8 +118,8 @@ def test_excluded_tasks_stay_where_they_are_and_hide_nothing(store: Store) -> No
 def test_runs_of_at_most_once_tasks_are_marked_when_claimed(store: Store) -> None:
     pay, add, own = add_run(task="shop.pay"), add_run(), add_run(on_lost=OnLost.FAIL)
     claimed = claim(store, acquire(store), at_most_once_tasks=["shop.pay"])
-    assert [(run.id, run.on_lost) for run in claimed] == [(pay, "fail"), (add, "requeue"), (own, "fail")]
-    assert [stored(run_id).on_lost for run_id in (pay, add, own)] == ["fail", "requeue", "fail"]
+    assert [(run.id, run.on_lost) for run in claimed] == [(pay, "fail"), (add, ""), (own, "fail")]
+    assert [stored(run_id).on_lost for run_id in (pay, add, own)] == ["fail", "", "fail"]
 
 
 @pytest.mark.parametrize("lease", ["expired", "unknown", "reclaimed"])

@@ -40,7 +40,7 @@ def see(store: Store, *tasks: str) -> list[DueSchedule]:
 
 
 def firing(seen: DueSchedule, *slots: datetime, **changes: Any) -> Firing:
-    state = Firing(seen.id, seen.revision, seen.token, slots, NEXT, "", "default", 0, "requeue")
+    state = Firing(seen.id, seen.revision, seen.token, slots, NEXT, "", "default", 0, "")
     return state._replace(**changes)
 
 

@@ -51,9 +51,7 @@ def test_the_same_holds_for_a_loss(store: Store, columns: dict[str, Any], status
     assert (stored(run.id).status, stored(run.id).unique_key) == (status, kept)
 
 
-@pytest.mark.parametrize(
-    ("word", "kept"), [("parallel", "k"), ("discard", "k"), ("queue_one", None), ("replace", None)]
-)
+@pytest.mark.parametrize(("word", "kept"), [("", "k"), ("discard", "k"), ("queue_one", None), ("replace", None)])
 def test_the_key_of_one_of_which_one_may_wait_is_free_when_it_waits_no_more(
     store: Store, word: str, kept: str | None
 ) -> None:

@@ -49,7 +49,7 @@ def _run(number: int) -> ClaimedRun:
         interruptions=0,
         max_attempts=None,
         timeout_seconds=None,
-        on_lost="requeue",
+        on_lost="",
         args="[]",
         kwargs="{}",
     )
