@@ -171,3 +171,38 @@ def test_who_compares_is_not_idle() -> None:
         answer.set_result([])
 
     compare(scene)
+
+
+# claims that have not looked at everything
+
+
+def test_what_a_claim_left_out_is_looked_at_when_it_is_time_and_until_then_nothing_is_over() -> None:
+    class Line:
+        """The first claim leaves a rest."""
+
+        def __init__(self) -> None:
+            self.rests: list[float | None] = [0.0, None]
+
+        async def exchange(self, lease_id: UUID, settlements: Sequence[Settlement], **_: Any) -> Exchange:
+            return Exchange([], [], [], rest_seconds=self.rests.pop(0))
+
+    async def main() -> list[float | None]:
+        line, quiet = Line(), asyncio.Event()
+        left: list[float | None] = []
+
+        def note() -> None:
+            left.extend(line.rests)
+            quiet.set()
+
+        pool = Roomy(SETTINGS, Board.create(slots=1), stats=Stats(), **HEARS)
+        claims = new_claims(line, Mock(), pool, hooks=Hooks(quiet=note))
+        claims.is_claiming = True
+        running = asyncio.create_task(claims.run())
+        claims.begin(uuid4())
+        async with asyncio.timeout(10):
+            await quiet.wait()
+        running.cancel()
+        await asyncio.wait([running])
+        return left
+
+    assert asyncio.run(main()) == []

@@ -222,7 +222,7 @@ class Claims:
         self._note_answers(batch, exchange)
         if self.lease_id == lease_id:
             self._take(exchange, limit, lease_id, began)
-            self._tell_of_look(len(exchange.claimed), room, began, has_written=bool(batch))
+            self._tell_of_look(exchange, room, began, has_written=bool(batch))
         return bool(self._unwritten or self._should_look)
 
     async def _ask(self, statement: Awaitable[T]) -> T:
@@ -232,7 +232,8 @@ class Claims:
         finally:
             self._is_asking = False
 
-    def _tell_of_look(self, found: int, room: Room, began: float, *, has_written: bool) -> None:
+    def _tell_of_look(self, exchange: Exchange, room: Room, began: float, *, has_written: bool) -> None:
+        found, is_whole = len(exchange.claimed), exchange.rest_seconds is None
         if room.limit:
             self._tell.looked(found < room.limit)
         found_nothing = room.limit > 0 and not found
@@ -240,7 +241,7 @@ class Claims:
             self._pace.found_nothing()
         if room.excluded and found < room.limit:
             self._pace.picked(began)
-        is_over = found_nothing or self.has_claimed_enough()
+        is_over = (found_nothing and is_whole) or self.has_claimed_enough()
         if is_over and not (room.is_partial or self._unwritten or self._undelivered):
             self._tell.quiet()
 
@@ -305,6 +306,8 @@ class Claims:
         elif exchange.claimed:
             self._deliver(lease_id)
             self._pace.found_all()
+        if exchange.rest_seconds is not None:
+            self._pace.look_at_rest(exchange.rest_seconds)
 
     def _deliver(self, lease_id: UUID) -> None:
         runs, self._undelivered = self._undelivered, []

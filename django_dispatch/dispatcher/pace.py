@@ -26,6 +26,7 @@ class Pace:
         self._no_picking_before = 0.0
         self._walks: deque[float] = deque(maxlen=WALKS)
         self._second_looks: list[asyncio.TimerHandle] = []
+        self._rest: asyncio.TimerHandle | None = None
 
     def may_look(self) -> bool:
         """Return whether a look that may well find nothing can be made now."""
@@ -49,6 +50,12 @@ class Pace:
         for handle in self._second_looks:
             handle.cancel()
         self._second_looks = [self._loop.call_later(seconds, self._look) for seconds in SECOND_LOOKS_SECONDS]
+
+    def look_at_rest(self, seconds: float) -> None:
+        """After a claim that has not looked at everything: look again when the next one does."""
+        if self._rest is not None:
+            self._rest.cancel()
+        self._rest = self._loop.call_later(seconds, self._look)
 
     def picked(self, began: float) -> None:
         """Picking one lane's runs from among the other's walks the backlog; walks that prove long are not all we do.

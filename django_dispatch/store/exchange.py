@@ -7,8 +7,9 @@ from uuid import UUID
 
 from .base import Exchanger
 from .session import AsyncSession, Row
-from .statements import CLAIM, EXCHANGE
+from .statements import CLAIM, CLAIM_FURTHER_ON, EXCHANGE, EXCHANGE_FURTHER_ON, TAIL
 from .values import ClaimedRun, Exchange, Settlement, Wanted
+from .walks import Walk, Walks
 
 # What a settlement has after id, epoch, status and result when its body just returned.
 NOTHING_ELSE = Settlement(0, 0, "")[4:]
@@ -19,6 +20,7 @@ class AsyncExchanger(Exchanger):
 
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
+        self._walks = Walks()
 
     async def exchange(
         self,
@@ -27,34 +29,50 @@ class AsyncExchanger(Exchanger):
         **wanted: Unpack[Wanted],
     ) -> Exchange:
         """See Store.exchange()."""
-        params = exchange_params(lease_id, settlements, wanted)
-        rows = await self._session.execute(statement_for(settlements), params, is_busy=bool(settlements))
-        return read_exchange(rows, wanted["queues"])
+        walk = self._walks.begin(wanted)
+        if walk.wants_tail:
+            walk.set_tail((await self._session.execute(TAIL, {}))[0][0])
+        call = Call(lease_id, settlements, wanted, walk)
+        return call.answer(await self._session.execute(call.statement, call.params, is_busy=bool(settlements)))
 
     async def close(self) -> None:
         """Close the connection."""
         await self._session.close()
 
 
-def statement_for(settlements: Sequence[Settlement]) -> str:
-    """Return the statement that finishes and claims, or that only claims when there is nothing to finish."""
-    return EXCHANGE if settlements else CLAIM
+class Call:
+    """One exchange: the statement to execute, and what its rows say."""
 
+    def __init__(self, lease_id: UUID, settlements: Sequence[Settlement], wanted: Wanted, walk: Walk) -> None:
+        self._settlements = settlements
+        self._wanted = wanted
+        self._walk = walk
+        self.params: dict[str, Any] = {
+            "lease": lease_id,
+            "settlements": _document(settlements),
+            "queues": list(wanted["queues"]),
+            "limit": wanted["limit"],
+            "excluded": list(wanted.get("excluded_tasks", ())),
+            "at_most_once": list(wanted.get("at_most_once_tasks", ())),
+        }
+        if not walk.is_whole:
+            self.params |= walk.params(wanted["queues"])
 
-def exchange_params(lease_id: UUID, settlements: Sequence[Settlement], wanted: Wanted) -> dict[str, Any]:
-    """Return the parameters of either statement."""
-    return {
-        "lease": lease_id,
-        "settlements": _document(settlements),
-        "queues": list(wanted["queues"]),
-        "limit": wanted["limit"],
-        "excluded": list(wanted.get("excluded_tasks", ())),
-        "at_most_once": list(wanted.get("at_most_once_tasks", ())),
-    }
+    @property
+    def statement(self) -> str:
+        """The statement that finishes and claims, or that only claims when there is nothing to finish."""
+        if self._walk.is_whole:
+            return EXCHANGE if self._settlements else CLAIM
+        return EXCHANGE_FURTHER_ON if self._settlements else CLAIM_FURTHER_ON
+
+    def answer(self, rows: Iterable[Row]) -> Exchange:
+        """Return what its rows say."""
+        exchange = read_exchange(rows, self._wanted["queues"])
+        return self._walk.end(exchange, limit=self._wanted["limit"], finished=len(self._settlements))
 
 
 def read_exchange(rows: Iterable[Row], queues: Sequence[str]) -> Exchange:
-    """Return what the rows of either statement say."""
+    """Return what the rows of any of these statements say."""
     claimed: list[ClaimedRun] = []
     by_answer: dict[str | None, list[int]] = {None: [], "busy": [], "cancelled": []}
     for row in rows:

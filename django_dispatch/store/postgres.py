@@ -8,7 +8,7 @@ from uuid import UUID
 from . import housekeeping, postgres_agenda, statements
 from . import postgres_schedules as schedules
 from .base import Store
-from .exchange import AsyncExchanger, exchange_params, read_exchange, statement_for
+from .exchange import AsyncExchanger, Call
 from .postgres_enqueue import CANCEL, document
 from .postgres_unique import GIVE_WAY
 from .schedule_rows import Declaration, DueSchedule, Fired, Firing, ScheduleState
@@ -30,6 +30,7 @@ from .values import (
     Settlement,
     Wanted,
 )
+from .walks import Walks
 
 
 class PostgresStore(Store):
@@ -37,6 +38,7 @@ class PostgresStore(Store):
 
     def __init__(self, session: Session) -> None:
         self.session = session
+        self._walks = Walks()
 
     def acquire(self, lease: NewLease, *, ttl_seconds: float) -> None:
         self.session.execute(
@@ -79,8 +81,11 @@ class PostgresStore(Store):
         settlements: Sequence[Settlement],
         **wanted: Unpack[Wanted],
     ) -> Exchange:
-        params = exchange_params(lease_id, settlements, wanted)
-        return read_exchange(self.session.execute(statement_for(settlements), params), wanted["queues"])
+        walk = self._walks.begin(wanted)
+        if walk.wants_tail:
+            walk.set_tail(self.session.execute(statements.TAIL).fetchall()[0][0])
+        call = Call(lease_id, settlements, wanted, walk)
+        return call.answer(self.session.execute(call.statement, call.params))
 
     def held(self, lease_id: UUID) -> Sequence[tuple[int, int]]:
         return [(row[0], row[1]) for row in self.session.execute(statements.HELD, {"lease": lease_id})]

@@ -102,23 +102,29 @@ def next_turn(line: str, priority: str, key: str = "NULL::text") -> str:
 # The inner LIMIT is a constant, for the planner; the outer one stops pulling, so no more rows are locked than asked.
 # IS NOT DISTINCT FROM cannot use the lease's index: under a long transaction elsewhere that index holds a dead entry
 # for every run of this boot, and the primary key does not.
+#
+# A claim that begins further on gets the parts of the queues to look at, see walks.py.
+_QUEUES = "unnest(%(queues)s::text[]) WITH ORDINALITY AS q(name, place)"
+_PARTS = """unnest(%(queues)s::text[], %(lows)s::int[], %(highs)s::int[], %(places)s::bigint[]) WITH ORDINALITY
+    AS q(name, low, high, start, place)"""
+_IN_PART = f"AND priority BETWEEN q.low AND q.high AND {PLACE} >= q.start"
 _PICKING = f"""
 live AS MATERIALIZED (
   SELECT id FROM {LEASE} WHERE id = %(lease)s AND expires_at > clock_timestamp() AND %(limit)s > 0 {{looking}}
   FOR NO KEY UPDATE
 ), picked AS MATERIALIZED (
-  SELECT p.ctid FROM live, unnest(%(queues)s::text[]) WITH ORDINALITY AS q(name, place)
+  SELECT p.ctid FROM live, {{queues}}
   CROSS JOIN LATERAL (
     SELECT ctid FROM {RUN}
-    WHERE status = 'READY' AND queue = q.name AND task <> ALL(%(excluded)s::text[]) AND {_IN_TIME}
+    WHERE status = 'READY' AND queue = q.name {{in_part}} AND task <> ALL(%(excluded)s::text[]) AND {_IN_TIME}
     {IN_LINE} LIMIT 10000 FOR NO KEY UPDATE SKIP LOCKED) AS p
   WHERE q.name <> ALL({PAUSED})
   LIMIT %(limit)s
 )"""
 _LOOKING = f"""AND EXISTS (
-    SELECT FROM unnest(%(queues)s::text[]) AS q(name)
+    SELECT FROM {{queues}}
     CROSS JOIN LATERAL (
-      SELECT FROM {RUN} WHERE status = 'READY' AND queue = q.name {IN_LINE} LIMIT 1) AS one
+      SELECT FROM {RUN} WHERE status = 'READY' AND queue = q.name {{in_part}} {IN_LINE} LIMIT 1) AS one
     WHERE q.name <> ALL({PAUSED}))"""
 
 
@@ -138,10 +144,19 @@ _CLAIMING = f"""
             r.concurrency_key, COALESCE(r.turn, r.id * 2)
 """
 
-# The claim of an idle dispatcher, which has nothing to finish: a shorter way from a wakeup to a body.
-CLAIM = f"WITH {_PICKING.format(looking=_LOOKING)} {_CLAIMING}"
 
-EXCHANGE = f"""
+def _picking(*, queues: str, in_part: str, looking: str = "") -> str:
+    return _PICKING.format(queues=queues, in_part=in_part, looking=looking.format(queues=queues, in_part=in_part))
+
+
+# The claim of an idle dispatcher, which has nothing to finish: a shorter way from a wakeup to a body.
+CLAIM = f"WITH {_picking(queues=_QUEUES, in_part='', looking=_LOOKING)} {_CLAIMING}"
+CLAIM_FURTHER_ON = f"WITH {_picking(queues=_PARTS, in_part=_IN_PART, looking=_LOOKING)} {_CLAIMING}"
+
+# The first place that no run has, but for turns.
+TAIL = f"SELECT max(id) * 2 + 1 FROM {RUN}"
+
+_FINISHING = f"""
 WITH settled AS MATERIALIZED (
   SELECT * FROM jsonb_to_recordset(%(settlements)s::jsonb) AS s(
     id bigint, epoch int, status text, result jsonb, error jsonb, progress jsonb, delay float8,
@@ -172,7 +187,9 @@ WITH settled AS MATERIALIZED (
       finished_at = CASE WHEN {_WORD} NOT IN ('READY', 'SCHEDULED') THEN clock_timestamp() END
   FROM free AS s WHERE r.ctid = s.ctid
   RETURNING r.id, r.status = s.status AS is_as_said
-), {_PICKING.format(looking="")}, claimed AS ({_CLAIMING})
+)"""
+_ANSWERING = f"""
+claimed AS ({_CLAIMING})
 SELECT * FROM claimed
 UNION ALL
 SELECT id, NULL, CASE WHEN id IN (SELECT id FROM finished) THEN 'cancelled'
@@ -180,6 +197,9 @@ SELECT id, NULL, CASE WHEN id IN (SELECT id FROM finished) THEN 'cancelled'
        NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM settled AS s WHERE id NOT IN (SELECT id FROM finished WHERE is_as_said)
 """
+
+EXCHANGE = f"{_FINISHING}, {_picking(queues=_QUEUES, in_part='')}, {_ANSWERING}"
+EXCHANGE_FURTHER_ON = f"{_FINISHING}, {_picking(queues=_PARTS, in_part=_IN_PART)}, {_ANSWERING}"
 
 HELD = f"SELECT id, epoch FROM {RUN} WHERE lease_id = %(lease)s"
 

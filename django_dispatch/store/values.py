@@ -217,13 +217,15 @@ class Exchange:
     """What finish-and-claim brought: the runs claimed, best first, and the ids of settlements not written as they were.
 
     Refused: the token does not fit. Busy: another transaction holds the run; the settlement is to be sent again.
-    Cancelled: that was asked for, so the run is not tried again, but CANCELLED.
+    Cancelled: that was asked for, so the run is not tried again, but CANCELLED. ``rest_seconds``: fewer were claimed
+    than wanted, and in so long a claim would look at others that may be READY; None: there are none.
     """
 
     claimed: Sequence[ClaimedRun]
     refused: Sequence[int]
     busy: Sequence[int]
     cancelled: Sequence[int] = field(default_factory=list)
+    rest_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

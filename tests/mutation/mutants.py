@@ -34,6 +34,7 @@ POOL = "django_dispatch/dispatcher/pool.py"
 QUARANTINE = "django_dispatch/dispatcher/quarantine.py"
 ATOMIC = "django_dispatch/store/postgres_atomic.py"
 EXCHANGES = "django_dispatch/store/exchange.py"
+WALKS = "django_dispatch/store/walks.py"
 QUEUES = "django_dispatch/dispatcher/queues.py"
 UNIQUE = "django_dispatch/store/postgres_unique.py"
 ADMISSION = "django_dispatch/dispatcher/admission.py"
@@ -136,6 +137,10 @@ _COMPARING = ("tests/test_claims_loop.py",)
 _KNOWN = ("tests/faults/test_reconciling.py",)
 _ANSWERS = ("tests/faults/test_claims.py::test_a_claim_whose_reply_was_lost_is_released",)
 _LATE_CLAIM = ("tests/faults/test_claims.py::test_a_claim_that_comes_late_to_a_paused_dispatcher_is_released",)
+_FURTHER_ON = ("tests/store/test_walks.py", "tests/store/test_postgres_walks.py")
+_REST = (
+    "tests/test_claims_loop.py::test_what_a_claim_left_out_is_looked_at_when_it_is_time_and_until_then_nothing_is_over",
+)
 _HOLDER = ("tests/faults/test_transactions.py::test_a_transaction_that_holds_a_running_run_holds_up_nothing_else",)
 _TAKEN = (_LOST + "test_a_body_whose_run_was_taken_away_is_stopped_after_a_reconnect",)
 _QUARANTINE = ("tests/faults/test_quarantine.py",)
@@ -186,9 +191,9 @@ _OF_STATEMENTS = (
     (_LIVE, "WHERE id = %(lease)s AND expires_at > now() AND %(limit)s > 0", _CLOCK),
     (_LIVE, "WHERE expires_at > clock_timestamp() AND %(limit)s > 0", _CLAIMS),
     ("FOR NO KEY UPDATE\n), picked", "), picked", _AGAINST),
-    ("AND EXISTS (\n    SELECT FROM unnest", "AND EXISTS (\n    SELECT UNION ALL SELECT FROM unnest", _IDLE),
-    ("WHERE status = 'READY' AND queue = q.name AND task", "WHERE queue = q.name AND task", _CLAIMS),
-    ("AND queue = q.name AND task", "AND task", _CLAIMS),
+    ("AND EXISTS (\n    SELECT FROM {{queues}}", "AND EXISTS (\n    SELECT UNION ALL SELECT FROM {{queues}}", _IDLE),
+    ("WHERE status = 'READY' AND queue = q.name {{in_part}} AND task", "WHERE queue = q.name {{in_part}} AND task", _CLAIMS),
+    ("AND queue = q.name {{in_part}} AND task", "{{in_part}} AND task", _CLAIMS),
     (" AND task <> ALL(%(excluded)s::text[])", "", _CLAIMS),
     ("{IN_LINE} LIMIT 10000", "ORDER BY {PLACE} LIMIT 10000", _CLAIMS),
     ("{IN_LINE} LIMIT 10000", "ORDER BY priority DESC, id DESC LIMIT 10000", _CLAIMS),
@@ -202,6 +207,8 @@ _OF_STATEMENTS = (
     (_IN_TIME, "true", _CLAIMS),
     (_IN_TIME, _IN_TIME.replace("attempt > 0 OR ", ""), _CLAIMS),
     (_IN_TIME, _IN_TIME.replace("clock_timestamp", "now"), _CLOCK),
+    (" AND {PLACE} >= q.start", "", _FURTHER_ON),
+    ("AND priority BETWEEN q.low AND q.high ", "", _FURTHER_ON),
     ("THEN 'fail' ELSE r.on_lost END", "THEN r.on_lost ELSE r.on_lost END", _CLAIMS),
     ("\n  WHERE q.name <> ALL({PAUSED})\n  LIMIT", "\n  LIMIT", _PAUSES),
     ("AS one\n    WHERE q.name <> ALL({PAUSED}))", "AS one)", _IDLE_PAUSED),
@@ -335,7 +342,7 @@ _IN_ANY_ORDER = (
     (_SETTLED, _SETTLED.replace(" SKIP LOCKED", "")),
     (_LIVE, "WHERE id = %(lease)s AND %(limit)s > 0"),
     (_EXPIRED, "WHERE true OR id = ANY(%(dead)s::uuid[])"),
-    ("WHERE status = 'READY' AND queue = q.name AND task", "WHERE queue = q.name AND task"),
+    ("WHERE status = 'READY' AND queue = q.name {{in_part}} AND task", "WHERE queue = q.name {{in_part}} AND task"),
     ("epoch = r.epoch + 1", "epoch = r.epoch"),
     ("lease_id = NULL, interruptions = r.interruptions + 1", "lease_id = NULL, interruptions = r.interruptions"),
     ("r.interruptions + coalesce(s.interrupted, 0)", "r.interruptions"),
@@ -444,7 +451,19 @@ _OF_EXCHANGES = (
     ),
     ("by_answer[row[2]].append", "by_answer[None].append", _BUSY),
     ("by_answer[row[2]].append", "by_answer['busy'].append", _BUSY),
-    ("EXCHANGE if settlements else CLAIM", "CLAIM", _SETTLEMENTS),
+    ("EXCHANGE if self._settlements else CLAIM", "CLAIM", _SETTLEMENTS),
+    ("EXCHANGE_FURTHER_ON if self._settlements else CLAIM_FURTHER_ON", "CLAIM_FURTHER_ON", _FURTHER_ON),
+)
+
+_OF_WALKS = (
+    ("line.tail = self._tail if is_short else FRONT", "line.tail = self._tail"),
+    ("line.places.clear()", "pass"),
+    ("top = priority - 1", "top = priority"),
+    ("if self.is_whole or not is_short:", "if True:"),
+    ("self.is_whole = self._began >= line.whole_at", "self.is_whole = line.whole_at == 0.0"),
+    ("if line.is_dear and has_ended_somewhere else 0.0", "if has_ended_somewhere else 0.0"),
+    ("line.not_before = now + VAIN_SECONDS", "pass"),
+    ('key = tuple(sorted(wanted.get("excluded_tasks", ())))', "key = ()"),
 )
 
 _OF_LIMITS = (
@@ -591,6 +610,9 @@ _OF_THE_CLAIMS = (
     (CLAIMS, "if self.lease_id == lease_id:\n                self._unwritten.extendleft",
      "if False:\n                self._unwritten.extendleft", _SESSION),
     (BUSY, "self._waiting.append(ended._replace(times_busy=ended.times_busy + 1))", "pass", _HOLDER),
+    (BUSY, "if ended.times_busy == 1:", "if True:", ("tests/test_busy.py",)),
+    (CLAIMS, "self._pace.look_at_rest(exchange.rest_seconds)", "pass", _REST),
+    (CLAIMS, "(found_nothing and is_whole) or", "found_nothing or", _REST),
     (CLAIMS, "for ended in (*self._unwritten, *self._busy)}", "for ended in self._unwritten}", _HOLDER),
     (CLAIMS, "return not (self._unwritten or self._busy or", "return not (self._unwritten or", _HOLDER),
     (CLAIMS, "if any(flight.token not in held for", "if False and any(flight.token not in held for", _TAKEN),
@@ -621,6 +643,7 @@ MUTANTS = (
     *(Mutant(_statements_with(mutant[0]), *mutant) for mutant in _OF_STATEMENTS),
     *(Mutant(_statements_with(mutant[0]), *mutant, _ANY_ORDER) for mutant in _IN_ANY_ORDER),
     *(Mutant(EXCHANGES, *mutant) for mutant in _OF_EXCHANGES),
+    *(Mutant(WALKS, *mutant, _FURTHER_ON) for mutant in _OF_WALKS),
     *(Mutant(BULK, *mutant) for mutant in _OF_BULKS),
     *(Mutant(ENQUEUE, *mutant) for mutant in _OF_ENQUEUE + _OF_BROADCASTS),
     *(Mutant(QUEUES, *mutant, ("tests/test_queues.py",)) for mutant in _OF_THE_ORDER),

@@ -11,11 +11,11 @@ import pytest
 from django.db import connection
 
 from django_dispatch.store.base import Store
-from django_dispatch.store.exchange import exchange_params
+from django_dispatch.store.exchange import Call
 from django_dispatch.store.postgres import PostgresStore
 from django_dispatch.store.postgres_enqueue import enqueue_many
-from django_dispatch.store.statements import CLAIM
-from django_dispatch.store.values import NewRun
+from django_dispatch.store.values import NewRun, Wanted
+from django_dispatch.store.walks import Walks
 from tests.kit.waiting import wait_for
 
 from .tables import acquire, claim, success
@@ -44,10 +44,11 @@ def horizon(transactional_db: None) -> Iterator[psycopg.Connection[Any]]:
 
 def pages_of_a_claim(store: PostgresStore, lease_id: Any) -> int:
     """Claim one run and put it back; return how many pages the server looked at."""
-    params = exchange_params(lease_id, [], {"queues": ["default"], "limit": 1})
+    wanted = Wanted(queues=["default"], limit=1)
+    call = Call(lease_id, [], wanted, Walks().begin(wanted))
     store.session.execute("BEGIN")
-    statement = f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) {CLAIM}"
-    row = store.session.execute(statement, params).fetchone()
+    statement = f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) {call.statement}"
+    row = store.session.execute(statement, call.params).fetchone()
     store.session.execute("ROLLBACK")
     assert row is not None
     plan = row[0][0]["Plan"]

@@ -6,7 +6,7 @@ server's defaults, which hold when a transaction pooler gives sessions no state.
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -21,6 +21,7 @@ from django_dispatch.store import postgres_enqueue
 from django_dispatch.store.postgres import PostgresStore
 from django_dispatch.store.session import PLAN, Session, Terms, connection_params
 from django_dispatch.store.values import NewRun, Settlement
+from django_dispatch.store.walks import Line
 from django_dispatch.wakeups.base import CHANNEL
 from tests.databases import own_database
 
@@ -212,6 +213,13 @@ def claim(store: PostgresStore, **options: Any) -> int:
     return len(store.exchange(LIVE, [], queues=["mail", "q1", "bulk"], limit=100, **options).claimed)
 
 
+def claim_further_on(store: PostgresStore, settlements: Sequence[Settlement] = ()) -> int:
+    """In a line where claims begin behind the first of the READY runs."""
+    line = store._walks._lines[()] = Line(whole_at=float("inf"))
+    line.places["bulk"] = {0: 2 * (FINISHED + READY // 2)}
+    return len(store.exchange(LIVE, settlements, queues=["bulk"], limit=100).claimed)
+
+
 def admit(store: PostgresStore, *keys: str) -> int:
     """Return how many were admitted."""
     store.session.execute(TELL_NESTED)
@@ -249,6 +257,8 @@ BOUNDED = {
 VERBS: dict[str, tuple[set[str], Callable[[PostgresStore], object], object]] = {
     "claim": ({CLAIM, KEY}, claim, 100),
     "claim without some tasks": ({CLAIM, KEY}, lambda store: claim(store, excluded_tasks=["shop.slow"]), 100),
+    "claim further on": ({CLAIM, KEY}, claim_further_on, 100),
+    "finish and claim further on": ({CLAIM, KEY}, lambda store: claim_further_on(store, outcomes()), 100),
     "claim in turns": (
         {CLAIM, KEY},
         lambda store: len(store.exchange(LIVE, [], queues=["fair"], limit=100).claimed),
