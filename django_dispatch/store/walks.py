@@ -31,7 +31,8 @@ Part = tuple[str, int, int, int]
 class Line:
     """What is known of claims that leave out the same tasks. Times are the clock's, in seconds."""
 
-    is_dear: bool = False
+    is_dear: bool = True
+    """Whether the last whole claim was; the first one may be."""
     whole_at: float = 0.0
     whole_seconds: float = 0.0
     least_seconds: float = float("inf")
@@ -126,7 +127,7 @@ class Walk:
         line.places.clear()
         line.tail = self._tail if is_short else FRONT
         line.is_dear = seconds >= DEAR_SECONDS and now >= line.not_before
-        # The first one that is dear only says so: what is beyond it is known from the next one on.
+        # One that proves dear after cheap ones only says so: what is beyond is known from the next one on.
         has_ended_somewhere = line.tail > FRONT or not is_short
         pause_seconds = min(PAUSE_FACTOR * seconds, LONGEST_PAUSE_SECONDS)
         line.whole_at = now + pause_seconds if line.is_dear and has_ended_somewhere else 0.0

@@ -147,8 +147,7 @@ def test_they_do_not_walk_over_the_backlog_of_a_full_lane(store: DearStore) -> N
     connection.cursor().execute(
         "INSERT INTO django_dispatch_run (task, source) SELECT 'shop.add', 'app' FROM generate_series(1, %s)", [MANY]
     )
-    for _ in range(2):
-        assert ids(take(store, lease_id, 1, excluded_tasks=["shop.add"])) == []
+    assert ids(take(store, lease_id, 1, excluded_tasks=["shop.add"])) == []
     add_run(task="shop.other")
     further_on, is_whole = pages_of(store, lease_id, wanted)
     assert not is_whole

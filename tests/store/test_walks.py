@@ -117,8 +117,6 @@ def test_what_was_found_before_a_whole_one_says_nothing_after_it(walks: Walks, c
 def test_after_one_that_found_too_little_the_next_begins_behind_all_there_was_before_it(
     walks: Walks, clock: Clock
 ) -> None:
-    make(walks, clock, 0.1, limit=1)
-    assert walks.begin(wanted()).wants_tail, "nobody had asked before how far the table goes"
     make(walks, clock, 0.1, limit=1, tail=5000)
     assert parts(walks.begin(wanted())) == [("default", -100, 100, 5000)]
     make(walks, clock, 0.001, run(5100))
@@ -132,8 +130,16 @@ def test_after_one_that_found_too_little_the_next_begins_behind_all_there_was_be
     ]
 
 
-def test_the_asking_is_not_counted(walks: Walks, clock: Clock) -> None:
+def test_after_cheap_ones_nobody_has_asked_where_the_table_ends(walks: Walks, clock: Clock) -> None:
+    make(walks, clock, 0.001, run(7))
+    assert not walks.begin(wanted()).wants_tail
     make(walks, clock, 0.1, limit=1)
+    assert parts(walks.begin(wanted())) is None
+    make(walks, clock, 0.1, limit=1, tail=5000)
+    assert parts(walks.begin(wanted())) == [("default", -100, 100, 5000)]
+
+
+def test_the_asking_is_not_counted(walks: Walks, clock: Clock) -> None:
     walk = walks.begin(wanted())
     clock.now += 10.0
     walk.set_tail(None)

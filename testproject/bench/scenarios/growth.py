@@ -30,7 +30,7 @@ FINISHED = (
 def growth(ground: Ground) -> Iterator[Finding]:
     """By turns in two databases of one server: one holds nothing but what is drained."""
     million = ground.size(MILLION, MILLION // 20)
-    runs, claims = ground.size(30_000, 5_000), ground.size(200, 40)
+    runs, claims = ground.size(100_000, 5_000), ground.size(200, 40)
     with _grown(ground, million) as (url, sql):
         found = by_turns(
             ground.rounds,
