@@ -32,7 +32,6 @@ from .store_thread import StoreThread
 from .trouble import Trouble, is_unstorable, text_of
 
 LARGEST_BATCH = 500
-DELIVERED_AT_ONCE = 25
 IDLE_SECONDS = 5.0  # so often a loop that has nothing to do says that it is well
 
 T = TypeVar("T")
@@ -96,7 +95,6 @@ class Claims:
         self._is_asking = False
         self._undelivered: list[ClaimedRun] = []
         self._undelivered_asked_at = 0.0
-        self._delivering = self._loop.call_soon(_nobody)
         self.lease_id: UUID | None = None
         self._lease = b""
         self.is_claiming = False
@@ -143,7 +141,6 @@ class Claims:
         self.lease_id, self._lease = None, b""
         self._unwritten.clear()
         self._busy.clear()
-        self._delivering.cancel()
         self._undelivered.clear()
         self._resent.clear()
         return dropped
@@ -301,34 +298,23 @@ class Claims:
     def _take(self, exchange: Exchange, limit: int, lease_id: UUID, asked_at: float) -> None:
         self._stats.runs_claimed += len(exchange.claimed)
         self._queues.note_claimed(run.queue for run in exchange.claimed)
-        self._deliver(lease_id, len(self._undelivered))
         self._undelivered, self._undelivered_asked_at = list(exchange.claimed), asked_at
         if limit and len(exchange.claimed) == limit:
             # There is more: executors are given theirs when the next statement is out, while the database works.
             self._should_look = True
-            self._deliver_soon(lease_id)
+            self._loop.call_soon(self._deliver, lease_id)
         elif exchange.claimed:
-            self._deliver(lease_id, limit)
+            self._deliver(lease_id)
             self._pace.found_all()
         if exchange.rest_seconds is not None:
             self._pace.look_at_rest(exchange.rest_seconds)
 
-    def _deliver_soon(self, lease_id: UUID) -> None:
-        self._delivering.cancel()
-        self._delivering = self._loop.call_soon(self._deliver_some, lease_id)
-
-    def _deliver_some(self, lease_id: UUID) -> None:
-        """A few at a time: the database's next answer does not wait for all."""
-        self._deliver(lease_id, DELIVERED_AT_ONCE)
-        if self._undelivered:
-            self._deliver_soon(lease_id)
-        elif self._should_look:
-            self._event.set()  # there may be room that these were thought to need
-
-    def _deliver(self, lease_id: UUID, most: int) -> None:
-        runs, self._undelivered = self._undelivered[:most], self._undelivered[most:]
-        if runs and self.lease_id == lease_id:
+    def _deliver(self, lease_id: UUID) -> None:
+        runs, self._undelivered = self._undelivered, []
+        if self.lease_id == lease_id:
             self._pool.take(runs, lease_id, self._undelivered_asked_at)
+        if self._should_look:
+            self._event.set()  # there may be room that these were thought to need
 
     def _retry(self, ended: Sequence[Ended]) -> None:
         """Send outcomes again whose runs another transaction held."""
