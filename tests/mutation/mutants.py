@@ -192,7 +192,11 @@ _OF_STATEMENTS = (
     (_LIVE, "WHERE expires_at > clock_timestamp() AND %(limit)s > 0", _CLAIMS),
     ("FOR NO KEY UPDATE\n), picked", "), picked", _AGAINST),
     ("AND EXISTS (\n    SELECT FROM {{queues}}", "AND EXISTS (\n    SELECT UNION ALL SELECT FROM {{queues}}", _IDLE),
-    ("WHERE status = 'READY' AND queue = q.name {{in_part}} AND task", "WHERE queue = q.name {{in_part}} AND task", _CLAIMS),
+    (
+        "WHERE status = 'READY' AND queue = q.name {{in_part}} AND task",
+        "WHERE queue = q.name {{in_part}} AND task",
+        _CLAIMS,
+    ),
     ("AND queue = q.name {{in_part}} AND task", "{{in_part}} AND task", _CLAIMS),
     (" AND task <> ALL(%(excluded)s::text[])", "", _CLAIMS),
     ("{IN_LINE} LIMIT 10000", "ORDER BY {PLACE} LIMIT 10000", _CLAIMS),
