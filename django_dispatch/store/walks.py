@@ -15,8 +15,11 @@ from typing import Any
 from .values import ClaimedRun, Exchange, Wanted
 
 DEAR_SECONDS = 0.01
+PROOFS = 3  # so many in a row: one alone may have waited for the machine, or for a disk;
+BEYOND_DOUBT = 10.0  # but not for so many times as long
 ROW_SECONDS = 50e-6  # what claiming or finishing one run may take: that is no walk
 PAUSE_FACTOR = 20.0
+FIRST_PAUSE_SECONDS = 1.0  # at most, and later
 LONGEST_PAUSE_SECONDS = 5.0
 VAIN_SECONDS = 30.0  # so long no claim begins further on, where that has proved no cheaper
 MOST_LINES = 8
@@ -31,8 +34,9 @@ Part = tuple[str, int, int, int]
 class Line:
     """What is known of claims that leave out the same tasks. Times are the clock's, in seconds."""
 
-    is_dear: bool = True
-    """Whether the last whole claim was; the first one may be."""
+    is_new: bool = True
+    dear_in_a_row: int = 0
+    """Of whole claims, the last ones."""
     whole_at: float = 0.0
     whole_seconds: float = 0.0
     least_seconds: float = float("inf")
@@ -42,6 +46,11 @@ class Line:
     """Beyond all that the last whole claim could see, if that found less than was wanted."""
     places: dict[str, dict[int, int]] = field(default_factory=dict)
     """Of each queue and priority, the last place that was claimed."""
+
+    @property
+    def is_dear(self) -> bool:
+        """Whether whole claims are."""
+        return self.dear_in_a_row >= PROOFS
 
     def parts(self, queues: Sequence[str]) -> Iterator[Part]:
         """Yield what to look at, in the order in which runs are claimed."""
@@ -92,7 +101,7 @@ class Walk:
     @property
     def wants_tail(self) -> bool:
         """Whether to ask first how far the table goes, as it is likely that what follows begins there."""
-        return self.is_whole and self._line.is_dear
+        return self.is_whole and (self._line.is_new or self._line.dear_in_a_row >= PROOFS - 1)
 
     def set_tail(self, place: int | None) -> None:
         """Say where the table ends: at the first place that no run has. None: there is no run."""
@@ -124,10 +133,14 @@ class Walk:
         if line.least_seconds < float("inf") and line.least_seconds > line.whole_seconds / 2:
             line.not_before = now + VAIN_SECONDS
         line.whole_seconds, line.least_seconds = seconds, float("inf")
+        line.is_new = False
         line.places.clear()
         line.tail = self._tail if is_short else FRONT
-        line.is_dear = seconds >= DEAR_SECONDS and now >= line.not_before
-        # One that proves dear after cheap ones only says so: what is beyond is known from the next one on.
+        is_beyond_doubt = seconds >= BEYOND_DOUBT * DEAR_SECONDS
+        in_a_row = max(line.dear_in_a_row + 1, PROOFS if is_beyond_doubt else 0)
+        line.dear_in_a_row = in_a_row if seconds >= DEAR_SECONDS and now >= line.not_before else 0
+        # Where the table ends nobody may have asked before it: then it is asked before the next one.
         has_ended_somewhere = line.tail > FRONT or not is_short
-        pause_seconds = min(PAUSE_FACTOR * seconds, LONGEST_PAUSE_SECONDS)
+        longest_seconds = LONGEST_PAUSE_SECONDS if line.dear_in_a_row > PROOFS else FIRST_PAUSE_SECONDS
+        pause_seconds = min(PAUSE_FACTOR * seconds, longest_seconds)
         line.whole_at = now + pause_seconds if line.is_dear and has_ended_somewhere else 0.0

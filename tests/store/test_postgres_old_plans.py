@@ -151,7 +151,7 @@ def test_the_hot_path_finds_each_run_by_its_key_also_by_the_plan_that_was_made_f
     plans.told.clear()
     with django_db_blocker.unblock():
         old_sessions.exchange(outcomes(), queues=["bulk"], limit=100)
-    (plan,) = plans.told
+    *_, plan = plans.told  # the first statement asked where the table ends
     check(plan, {CLAIM, KEY})
 
 

@@ -25,7 +25,7 @@ MANY = 4_000
 
 
 class DearStore(PostgresStore):
-    """Every look at its clock takes a tenth of a second."""
+    """Every look at its clock takes two tenths of a second."""
 
     def __init__(self, store: PostgresStore) -> None:
         super().__init__(store.session)
@@ -33,13 +33,19 @@ class DearStore(PostgresStore):
         self._walks = Walks(self._clock)
 
     def _clock(self) -> float:
-        self.now += 0.1
+        self.now += 0.2
         return self.now
+
+
+@pytest.fixture(autouse=True)
+def steady_claims() -> None:
+    """They are not."""
 
 
 @pytest.fixture
 def store(new_store: Callable[[], Store], monkeypatch: pytest.MonkeyPatch) -> DearStore:
     monkeypatch.setattr(walks, "VAIN_SECONDS", 0.0)
+    monkeypatch.setattr(walks, "FIRST_PAUSE_SECONDS", LONGEST_PAUSE_SECONDS)
     store = new_store()
     assert isinstance(store, PostgresStore)
     return DearStore(store)
