@@ -32,6 +32,11 @@ def growth(ground: Ground) -> Iterator[Finding]:
     million = ground.size(MILLION, MILLION // 20)
     runs, claims = ground.size(100_000, 5_000), ground.size(200, 40)
     with _grown(ground, million) as (url, sql):
+        ground.fill(tasks.noop.path, claims * raw.BATCH)
+        with Claimer.on("default") as empty, Claimer.on(ALIAS) as grown:
+            times = by_turns(
+                claims, {"empty": lambda: empty.exchange(raw.BATCH), "grown": lambda: grown.exchange(raw.BATCH)}
+            )
         found = by_turns(
             ground.rounds,
             {
@@ -39,11 +44,6 @@ def growth(ground: Ground) -> Iterator[Finding]:
                 "grown": lambda: _drain_some(url, sql, runs, lambda: None),
             },
         )
-        ground.fill(tasks.noop.path, claims * raw.BATCH)
-        with Claimer.on("default") as empty, Claimer.on(ALIAS) as grown:
-            times = by_turns(
-                claims, {"empty": lambda: empty.exchange(raw.BATCH), "grown": lambda: grown.exchange(raw.BATCH)}
-            )
     what = f"with {million:,} READY, {million:,} SCHEDULED, {5 * million:,} finished"
     yield Finding(
         f"drain {what}", "runs/s", found["grown"], found["empty"], "empty table", target=Target("at least", 0.8)
