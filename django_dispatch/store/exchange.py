@@ -31,7 +31,7 @@ class AsyncExchanger(Exchanger):
         """See Store.exchange()."""
         walk = self._walks.begin(wanted)
         if walk.wants_tail:
-            walk.set_tail((await self._session.execute(TAIL, {}))[0][0])
+            walk.set_tail(await self._session.execute(TAIL, {}))
         call = Call(lease_id, settlements, wanted, walk)
         return call.answer(await self._session.execute(call.statement, call.params, is_busy=bool(settlements)))
 

@@ -83,7 +83,7 @@ class PostgresStore(Store):
     ) -> Exchange:
         walk = self._walks.begin(wanted)
         if walk.wants_tail:
-            walk.set_tail(self.session.execute(statements.TAIL).fetchall()[0][0])
+            walk.set_tail(self.session.execute(statements.TAIL).fetchall())
         call = Call(lease_id, settlements, wanted, walk)
         return call.answer(self.session.execute(call.statement, call.params))
 

@@ -154,7 +154,7 @@ CLAIM = f"WITH {_picking(queues=_QUEUES, in_part='', looking=_LOOKING)} {_CLAIMI
 CLAIM_FURTHER_ON = f"WITH {_picking(queues=_PARTS, in_part=_IN_PART, looking=_LOOKING)} {_CLAIMING}"
 
 # The first place that no run has, but for turns.
-TAIL = f"SELECT max(id) * 2 + 1 FROM {RUN}"
+TAIL = f"SELECT id * 2 + 1 FROM {RUN} ORDER BY id DESC LIMIT 1"
 
 _FINISHING = f"""
 WITH settled AS MATERIALIZED (

@@ -81,7 +81,7 @@ class Walks:
     def begin(self, wanted: Wanted) -> "Walk":
         """Return the claim that comes next."""
         if not (wanted["limit"] and wanted["queues"]):
-            return Walk(self._clock, Line())  # it goes nowhere
+            return Walk(self._clock, Line(is_new=False))  # it goes nowhere
         key = tuple(sorted(wanted.get("excluded_tasks", ())))
         if key not in self._lines and len(self._lines) >= MOST_LINES:
             del self._lines[next(iter(self._lines))]
@@ -103,9 +103,9 @@ class Walk:
         """Whether to ask first how far the table goes, as it is likely that what follows begins there."""
         return self.is_whole and (self._line.is_new or self._line.dear_in_a_row >= PROOFS - 1)
 
-    def set_tail(self, place: int | None) -> None:
-        """Say where the table ends: at the first place that no run has. None: there is no run."""
-        self._tail = FRONT if place is None else place
+    def set_tail(self, rows: Sequence[tuple[int]]) -> None:
+        """Say where the table ends: at the first place that no run has; there is no row if there is no run."""
+        self._tail = rows[0][0] if rows else FRONT
         self._began = self._clock()
 
     def params(self, queues: Sequence[str]) -> dict[str, list[Any]]:

@@ -62,7 +62,7 @@ def make(
     limit = len(claimed) if limit is None else limit
     walk = walks.begin(wanted(limit))
     if walk.wants_tail:
-        walk.set_tail(tail)
+        walk.set_tail([] if tail is None else [(tail,)])
     clock.now += seconds
     return walk.end(Exchange(claimed, (), ()), limit=limit, finished=0)
 
@@ -172,7 +172,7 @@ def test_a_few_that_are_slow_prove_nothing(walks: Walks, clock: Clock) -> None:
 def test_the_asking_is_not_counted(walks: Walks, clock: Clock) -> None:
     walk = walks.begin(wanted())
     clock.now += 10.0
-    walk.set_tail(None)
+    walk.set_tail([])
     walk.end(Exchange((), (), ()), limit=1, finished=0)
     assert parts(walks.begin(wanted())) is None
 
@@ -207,7 +207,7 @@ def test_who_claims_nothing_goes_nowhere(walks: Walks, clock: Clock) -> None:
     nothing: Wanted = {"queues": [], "limit": 5}
     for call in (wanted(limit=0), nothing):
         walk = walks.begin(call)
-        assert walk.is_whole
+        assert (walk.is_whole, walk.wants_tail) == (True, False)
         clock.now += 0.1
         walk.end(Exchange((), (), ()), limit=call["limit"], finished=1)
     assert not walks.begin(wanted()).is_whole
