@@ -22,6 +22,7 @@ from django_dispatch.store.walks import LONGEST_PAUSE_SECONDS, Walks
 from .tables import acquire, add_run, add_runs, claim, finish, success
 
 MANY = 4_000
+BACKLOG = 20_000
 
 
 class DearStore(PostgresStore):
@@ -151,7 +152,7 @@ def test_they_do_not_walk_over_what_an_old_snapshot_keeps(horizon: None, store: 
 def test_they_do_not_walk_over_the_backlog_of_a_full_lane(store: DearStore) -> None:
     lease_id, wanted = acquire(store), Wanted(queues=["default"], limit=1, excluded_tasks=["shop.add"])
     connection.cursor().execute(
-        "INSERT INTO django_dispatch_run (task, source) SELECT 'shop.add', 'app' FROM generate_series(1, %s)", [MANY]
+        "INSERT INTO django_dispatch_run (task, source) SELECT 'shop.add', 'app' FROM generate_series(1, %s)", [BACKLOG]
     )
     assert ids(take(store, lease_id, 1, excluded_tasks=["shop.add"])) == []
     add_run(task="shop.other")
@@ -160,4 +161,5 @@ def test_they_do_not_walk_over_the_backlog_of_a_full_lane(store: DearStore) -> N
     store.now += LONGEST_PAUSE_SECONDS
     whole, is_whole = pages_of(store, lease_id, wanted)
     assert is_whole
-    assert further_on < 50 < whole
+    # Of the index too, where the server can skip through it: from PostgreSQL 18 on.
+    assert further_on < 0.6 * whole
