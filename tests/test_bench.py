@@ -42,6 +42,12 @@ def test_the_measured_section_of_a_page_is_replaced_and_nothing_else() -> None:
     assert new.endswith(f"{report.END}\nafter\n")
     assert "| a & b | 7 runs/s (6 … 8) | limit: 11 (10 … 12) | 0.64 | at least 0.60-fold | yes |" in new
     assert "earlier" not in new
+    beside = report.markdown({}, [FASTER, LATER], [Finding("a & b", "runs/s", [9], [10]), Finding("c", "s", [1])])
+    assert [line.rsplit(" | ", 1)[-1] for line in beside.splitlines() if " | " in line] == [
+        "another run |",
+        "0.90 |",
+        " |",
+    ]
     assert "load" not in new
     with pytest.raises(ValueError, match="no section"):
         report.with_section("nothing", "")

@@ -24,11 +24,15 @@ def table(findings: Iterable[Finding]) -> str:
     )
 
 
-def markdown(facts: Mapping[str, str], findings: Iterable[Finding]) -> str:
-    """Return the measured section of the documentation."""
+def markdown(facts: Mapping[str, str], findings: Iterable[Finding], others: Iterable[Finding] = ()) -> str:
+    """Return the measured section of the documentation; ``others`` are those of another run, shown beside."""
+    another = {other.what: _brief(other) for other in others}
+    head = (*HEAD, *(["another run"] if another else []))
     lines = [f"* {name}: {fact}" for name, fact in facts.items() if not name.startswith("load")]
-    lines += ["", f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
-    lines += [f"| {' | '.join(cells(finding))} |" for finding in findings]
+    lines += ["", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for finding in findings:
+        row = (*cells(finding), *([another.get(finding.what, "")] if another else []))
+        lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
 
 
@@ -53,6 +57,11 @@ def cells(finding: Finding) -> tuple[str, ...]:
     target = "" if finding.target is None else f"{finding.target.word} {_goal(finding)}"
     met = {None: "", True: "yes", False: "no"}[finding.is_met]
     return (finding.what, found, beside, ratio, target, met)
+
+
+def _brief(finding: Finding) -> str:
+    """What there is to compare: the ratio, or the figure itself where nothing is beside it."""
+    return f"{number(finding.value)} {finding.unit}" if finding.ratio is None else f"{finding.ratio:.2f}"
 
 
 def number(value: float) -> str:

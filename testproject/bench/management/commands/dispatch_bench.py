@@ -46,12 +46,12 @@ class Command(BaseCommand):
         add("--json", type=Path, metavar="FILE", help="Write everything, samples too.")
         add("--chart", type=Path, metavar="FILE", help="Draw an SVG.")
         add("--markdown", type=Path, metavar="FILE", help="Replace the measured section of this page.")
+        add("--beside", type=Path, metavar="FILE", help="Show there what an earlier --json holds beside this.")
         add("--of", type=Path, metavar="FILE", help="Measure nothing: show what an earlier --json holds.")
 
     def handle(self, **options: Any) -> None:
         if options["of"]:
-            found = json.loads(options["of"].read_text())
-            facts, findings = found["facts"], [Finding.from_dict(finding) for finding in found["findings"]]
+            facts, findings = json.loads(options["of"].read_text())["facts"], _findings_of(options["of"])
         else:
             facts, findings = self._measure(options)
         self.stdout.write(f"\n{report.table(findings)}")
@@ -59,7 +59,8 @@ class Command(BaseCommand):
             options["chart"].write_text(chart(findings))
         if options["markdown"]:
             page = options["markdown"]
-            page.write_text(report.with_section(page.read_text(), report.markdown(facts, findings)))
+            others = _findings_of(options["beside"]) if options["beside"] else []
+            page.write_text(report.with_section(page.read_text(), report.markdown(facts, findings, others)))
         if self._failed:
             raise CommandError("\n".join(["Some scenarios could not be measured.", *self._failed]))
         for finding in findings:
@@ -118,6 +119,11 @@ class Command(BaseCommand):
                     yield Ground(server, server.url, sql, options["quick"], rounds, options["processes"])
             finally:
                 connection.close()
+
+
+def _findings_of(path: Path) -> list[Finding]:
+    """Return what an earlier --json holds."""
+    return [Finding.from_dict(finding) for finding in json.loads(path.read_text())["findings"]]
 
 
 def _is_nonsense(finding: Finding) -> bool:
