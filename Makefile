@@ -3,7 +3,7 @@
 #              passes options through
 # make soak    random work and random faults for a minute, and an audit; SOAK=3600 for an hour, SEED=… for a schedule again
 # make lint    style, types and layers
-# make bench   speed, cost and growth beside what plain SQL reaches, half an hour; BENCH_ARGS="--quick" is a glance
+# make bench   speed, cost and growth beside what plain SQL reaches, 20 minutes; BENCH_ARGS="--quick" is a glance
 # make mutants takes out each guard of the store and the leases in turn, and sees that a test fails; MUTANTS=fence picks some
 #
 # Needs make and a python3 (3.11 or newer) with its venv module, nothing else. `make clean` removes what they made.

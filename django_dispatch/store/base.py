@@ -81,8 +81,9 @@ class Store(ABC):
         A settlement counts only where lease and epoch still match; one that means another attempt is written as
         CANCELLED if that was asked for. Nobody's lock on a run is waited for. Nothing is claimed unless the lease is
         live by the database's clock at that moment, nor what has expired before its first start. Each queue is served
-        by priority, then id; among runs with fair keys, each key in turn. Raises DataError when a settlement cannot be
-        stored: then nothing was written.
+        by priority, then id; among runs with fair keys, each key in turn. Where it is dear to look at all of a line it
+        may begin further on, and says by ``rest_seconds`` when it will not: see walks.py. Raises DataError when a
+        settlement cannot be stored: then nothing was written.
         """
 
     @abstractmethod
