@@ -2,7 +2,8 @@
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 from unittest.mock import Mock
 from uuid import UUID, uuid4
@@ -47,6 +48,19 @@ def new_claims(exchanger: Any, store: Any, pool: Any, *, hooks: Hooks | None = N
     )
 
 
+@asynccontextmanager
+async def at_work(claims: Claims) -> AsyncIterator[None]:
+    """Have the loop run under a lease of its own; what is done meanwhile must not take for ever."""
+    running = asyncio.create_task(claims.run())
+    claims.begin(uuid4())
+    try:
+        async with asyncio.timeout(30):
+            yield
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
 def test_a_flood_of_wakeups_is_no_flood_of_claims(database_url: str) -> None:
     """Who is woken, finds nothing and is woken again has so many looks at once, and then so many a second."""
     looks = VAIN_LOOKS + 50
@@ -65,12 +79,8 @@ def test_a_flood_of_wakeups_is_no_flood_of_claims(database_url: str) -> None:
         claims = new_claims(exchanger, store, pool, hooks=Hooks(quiet=look_again))
         claims.is_claiming = True
         began = loop.time()
-        running = loop.create_task(claims.run())
-        claims.begin(uuid4())
-        async with asyncio.timeout(30):
+        async with at_work(claims):
             await ended.wait()
-        running.cancel()
-        await asyncio.wait([running])
         await exchanger.close()
         await store.close()
         return loop.time() - began
@@ -123,13 +133,9 @@ def compare(scene: Callable[[Claims, Database], Awaitable[None]]) -> None:
         database = Database()
         pool = Pool(SETTINGS, Board.create(slots=1), stats=Stats(), **HEARS)
         claims = new_claims(database, database, pool)
-        claims.begin(uuid4())
         claims.reconcile_soon()
-        running = asyncio.create_task(claims.run())
-        async with asyncio.timeout(10):
+        async with at_work(claims):
             await scene(claims, database)
-        running.cancel()
-        await asyncio.wait([running])
 
     asyncio.run(main())
 
@@ -197,12 +203,8 @@ def test_what_a_claim_left_out_is_looked_at_when_it_is_time_and_until_then_nothi
         pool = Roomy(SETTINGS, Board.create(slots=1), stats=Stats(), **HEARS)
         claims = new_claims(line, Mock(), pool, hooks=Hooks(quiet=note))
         claims.is_claiming = True
-        running = asyncio.create_task(claims.run())
-        claims.begin(uuid4())
-        async with asyncio.timeout(10):
+        async with at_work(claims):
             await quiet.wait()
-        running.cancel()
-        await asyncio.wait([running])
         return left
 
     assert asyncio.run(main()) == []

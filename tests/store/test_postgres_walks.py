@@ -16,7 +16,8 @@ from django_dispatch.store import walks
 from django_dispatch.store.base import Store
 from django_dispatch.store.exchange import Call
 from django_dispatch.store.postgres import PostgresStore
-from django_dispatch.store.values import Exchange, Settlement, Wanted
+from django_dispatch.store.postgres_enqueue import enqueue_many
+from django_dispatch.store.values import Exchange, NewRun, Settlement, Wanted
 from django_dispatch.store.walks import LONGEST_PAUSE_SECONDS, Walks
 
 from .tables import acquire, add_run, add_runs, claim, finish, success
@@ -135,9 +136,7 @@ def horizon(transactional_db: None) -> Iterator[None]:
 
 def test_they_do_not_walk_over_what_an_old_snapshot_keeps(horizon: None, store: DearStore) -> None:
     lease_id, wanted = acquire(store), Wanted(queues=["default"], limit=1)
-    connection.cursor().execute(
-        "INSERT INTO django_dispatch_run (task, source) SELECT 'shop.add', 'app' FROM generate_series(1, %s)", [MANY]
-    )
+    enqueue_many("default", [NewRun("shop.add")] * MANY)
     for _ in range(MANY // 1000):
         assert len(claim(store, lease_id, limit=1000)) == 1000
     add_run()
@@ -151,9 +150,7 @@ def test_they_do_not_walk_over_what_an_old_snapshot_keeps(horizon: None, store: 
 
 def test_they_do_not_walk_over_the_backlog_of_a_full_lane(store: DearStore) -> None:
     lease_id, wanted = acquire(store), Wanted(queues=["default"], limit=1, excluded_tasks=["shop.add"])
-    connection.cursor().execute(
-        "INSERT INTO django_dispatch_run (task, source) SELECT 'shop.add', 'app' FROM generate_series(1, %s)", [BACKLOG]
-    )
+    enqueue_many("default", [NewRun("shop.add")] * BACKLOG)
     assert ids(take(store, lease_id, 1, excluded_tasks=["shop.add"])) == []
     add_run(task="shop.other")
     further_on, is_whole = pages_of(store, lease_id, wanted)
