@@ -2,6 +2,7 @@
 
 import psutil
 import pytest
+from django.db import transaction
 
 from django_dispatch import CancelAnswer, cancel
 from django_dispatch.control import ask
@@ -43,14 +44,13 @@ def test_an_async_run_is_cancelled_and_its_neighbours_go_on(kit: Kit) -> None:
 
 def test_a_cancel_at_the_last_moment_is_what_is_told_and_counted(kit: Kit) -> None:
     """The body fails, and is to be tried again; before that is written, somebody cancels the run."""
-    a = kit.dispatchers(lease_ttl=30)
+    a = kit.dispatchers()
     run = tasks.raises.delay("work")
     kit.gate.wait_until_reached("work")
-    kit.freeze(a.pid)
-    assert cancel(run) == CancelAnswer.REQUESTED
-    kit.gate.open("work")
-    wait_for(lambda: kit.ledger.rows(run)[0].ended_at, what="the body failed")
-    kit.freeze.thaw(a.pid)
+    with transaction.atomic():
+        assert cancel(run) == CancelAnswer.REQUESTED
+        kit.gate.open("work")
+        a.wait_for_log(f"Run {run.pk} ({run.task}): a transaction holds its row; its outcome waits.")
     (run,) = wait_until_final(run)
     assert (run.status, run.attempt, [error["kind"] for error in run.errors]) == ("CANCELLED", 1, ["exception"])
     a.wait_for_log(f"Run {run.pk} {run.task} CANCELLED: raised after")
