@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
+from functools import cached_property
 from inspect import Parameter, Signature
 from pathlib import PurePath
 from typing import Any
@@ -40,9 +41,7 @@ WAYS_OUT: tuple[tuple[type | tuple[type, ...], str], ...] = (
 OTHERWISE = "pass None, bool, int, float, str, or lists and dicts of these"
 
 # The check before has let through nothing that the encoder does not know but Django's lazy texts: str resolves them.
-_encoder = json.JSONEncoder(
-    ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":"), default=str
-)
+_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":"), default=str)
 
 
 class _Refused(Exception):
@@ -53,46 +52,70 @@ class _Refused(Exception):
         self.path: list[str | int] = []
 
 
-def encode(task: str, signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the JSON texts of ``args`` and ``kwargs`` as they were given: no default is applied, nothing is moved.
+class Encoder:
+    """Makes JSON texts of the arguments of calls of one task.
 
-    ``signature`` is what callers of the task see, without a context. Lazy translations are resolved in the caller's
-    language. Raises InvalidArguments, which names the task and the argument, if they do not fit the signature or
-    would not come back from the database as they were.
+    ``signature`` is what callers of the task see, without a context.
     """
-    if not isinstance(args, list | tuple) or not isinstance(kwargs, Mapping):
-        raise InvalidArguments(f"Task {task!r}: args must be a list or tuple and kwargs a dict, even for one argument.")
-    if kwargs or not _fit_by_place(signature, len(args)):
+
+    def __init__(self, task: str, signature: Signature) -> None:
+        self._task = task
+        self._signature = signature
+
+    def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, str]:
+        """Return the JSON texts of ``args`` and ``kwargs`` as they were given: no default is applied, nothing is moved.
+
+        Lazy translations are resolved in the caller's language. Raises InvalidArguments, which names the task and the
+        argument, if they do not fit the signature or would not come back from the database as they were.
+        """
+        if not isinstance(args, list | tuple) or not isinstance(kwargs, Mapping):
+            raise InvalidArguments(
+                f"Task {self._task!r}: args must be a list or tuple and kwargs a dict, even for one argument."
+            )
+        if kwargs or len(args) not in self._places:
+            self._bind(args, kwargs)
+        for index, value in enumerate(args):
+            try:
+                _check(value, 1)
+            except _Refused as refused:
+                raise self._invalid(refused, *_positional(self._signature, index)) from None
+        for name, value in kwargs.items():
+            try:
+                _check(name, 1)
+                _check(value, 1)
+            except _Refused as refused:
+                raise self._invalid(refused, name) from None
+        return _array(args) if args else "[]", _json.encode(dict(kwargs)) if kwargs else "{}"
+
+    @cached_property
+    def _places(self) -> range:
+        """How many positional arguments fit a plain signature; quicker than bind(), which alone can say no."""
+        parameters = self._signature.parameters.values()
+        if any(one.kind not in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD) for one in parameters):
+            return range(0)
+        return range(sum(one.default is Parameter.empty for one in parameters), len(parameters) + 1)
+
+    def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         try:
-            signature.bind(*args, **kwargs)
+            self._signature.bind(*args, **kwargs)
         except TypeError as error:
             raise InvalidArguments(
-                f"Task {task!r} cannot be called with these arguments: {error}. Its signature is {signature}."
+                f"Task {self._task!r} cannot be called with these arguments: {error}. Its signature is"
+                f" {self._signature}."
             ) from None
-    for index, value in enumerate(args):
-        try:
-            _check(value, 1)
-        except _Refused as refused:
-            raise _invalid(task, refused, *_positional(signature, index)) from None
-    for name, value in kwargs.items():
-        try:
-            _check(name, 1)
-            _check(value, 1)
-        except _Refused as refused:
-            raise _invalid(task, refused, name) from None
-    return _encoder.encode(list(args)) if args else "[]", _encoder.encode(dict(kwargs)) if kwargs else "{}"
+
+    def _invalid(self, refused: _Refused, name: str, *start: int) -> InvalidArguments:
+        path = [*start, *reversed(refused.path)]
+        place = "".join(f"[{step!r}]" for step in path[:MAX_PATH_SHOWN]) + ("…" if len(path) > MAX_PATH_SHOWN else "")
+        where = f"argument {name!r}, at {place}," if place else f"argument {name!r}"
+        return InvalidArguments(f"Task {self._task!r}: {where} {refused}.")
 
 
-def _fit_by_place(signature: Signature, count: int) -> bool:
-    """Whether so many positional arguments fit a plain signature; quicker than bind(), which alone can say no."""
-    for parameter in signature.parameters.values():
-        if parameter.kind not in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
-            return False
-        if count:
-            count -= 1
-        elif parameter.default is Parameter.empty:
-            return False
-    return not count
+def _array(args: Sequence[Any]) -> str:
+    """Return a JSON array; without the encoder, which takes longer to begin than a few numbers and texts to write."""
+    if all(type(value) is int or type(value) is str for value in args):
+        return f"[{','.join([str(value) if type(value) is int else _json.encode(value) for value in args])}]"
+    return _json.encode(list(args))
 
 
 def is_storable(text: str) -> bool:
@@ -162,10 +185,3 @@ def _positional(signature: Signature, index: int) -> tuple[str, *tuple[int, ...]
         if place == index:
             return (parameter.name,)
     raise AssertionError("the arguments fit the signature")
-
-
-def _invalid(task: str, refused: _Refused, name: str, *start: int) -> InvalidArguments:
-    path = [*start, *reversed(refused.path)]
-    place = "".join(f"[{step!r}]" for step in path[:MAX_PATH_SHOWN]) + ("…" if len(path) > MAX_PATH_SHOWN else "")
-    where = f"argument {name!r}, at {place}," if place else f"argument {name!r}"
-    return InvalidArguments(f"Task {task!r}: {where} {refused}.")

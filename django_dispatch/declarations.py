@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from inspect import Signature
 from typing import assert_never
 
-from .arguments import encode, is_storable
+from .arguments import Encoder, is_storable
 from .enqueue import check_priority, check_queue
 from .exceptions import InvalidOption
 from .schedules import Cron, Every, Rule, check_policy
@@ -56,7 +56,7 @@ def _declaration(path: str, signature: Signature, name: str, timing: Cron | Ever
     rule.check()
     check_policy(timing.catch_up, timing.catch_up_window, timing.overlap)
     kwargs: Mapping[str, object] = timing.kwargs if timing.kwargs is not None else {}
-    args_json, kwargs_json = encode(path, signature, timing.args, kwargs)
+    args_json, kwargs_json = Encoder(path, signature).encode(timing.args, kwargs)
     return Declaration(
         name=name,
         task=path,

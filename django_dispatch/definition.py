@@ -22,7 +22,7 @@ from typing import (
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 
-from .arguments import encode
+from .arguments import Encoder
 from .context import TaskContext
 from .declarations import Schedules, declare
 from .enqueue import (
@@ -126,6 +126,7 @@ class Task(Generic[P, R_co]):
         self.is_async = iscoroutinefunction(body_of(self.path, function))
         self.bind = bind
         self.signature = self.__signature__ = signature_of(self.path, function, bind=bind)
+        self._encoder = Encoder(self.path, self.signature)
         try:
             self._take(options)
         except (InvalidOption, InvalidTask) as error:
@@ -277,7 +278,7 @@ class Task(Generic[P, R_co]):
             return None
 
     def _new_run(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: Options) -> NewRun:
-        return self._new_run_of(args, kwargs, encode(self.path, self.signature, args, kwargs), options)
+        return self._new_run_of(args, kwargs, self._encoder.encode(args, kwargs), options)
 
     def _new_run_of(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], encoded: tuple[str, str], options: Options
@@ -315,8 +316,7 @@ class Task(Generic[P, R_co]):
         has_queue = isinstance(self.queue, str) or options.queue is not None
         if not has_queue or self.limits.is_any or (options.key, options.fair_key) != (None, None):
             return [_of_call(index, call, self._new_run, options) for index, call in enumerate(calls)]
-        encode_here = functools.partial(encode, self.path, self.signature)
-        encoded = [_of_call(index, call, encode_here) for index, call in enumerate(calls)]
+        encoded = [_of_call(index, call, self._encoder.encode) for index, call in enumerate(calls)]
         return Alike(self._new_run_of((), {}, encoded[0], options), encoded) if encoded else []
 
     def _queue_for(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ import pytest
 from django.utils.functional import lazystr
 from django.utils.safestring import mark_safe
 
-from django_dispatch.arguments import encode
+from django_dispatch.arguments import Encoder
 from django_dispatch.exceptions import InvalidArguments
 from django_dispatch.models import Run
 
@@ -45,7 +45,7 @@ class Point(list[int]):
 
 def refusal(*args: Any, **kwargs: Any) -> str:
     with pytest.raises(InvalidArguments) as caught:
-        encode("shop.tasks.pay", SIGNATURE, args, kwargs)
+        Encoder("shop.tasks.pay", SIGNATURE).encode(args, kwargs)
     return str(caught.value)
 
 
@@ -57,8 +57,8 @@ def nested(levels: int) -> list[Any]:
 
 
 def test_arguments_stay_where_the_caller_put_them_and_defaults_are_not_applied() -> None:
-    assert encode("t", SIGNATURE, (1, 2), {"size": "xl"}) == ("[1,2]", '{"size":"xl"}')
-    assert encode("t", SIGNATURE, (), {"order": 1}) == ("[]", '{"order":1}')
+    assert Encoder("t", SIGNATURE).encode((1, 2), {"size": "xl"}) == ("[1,2]", '{"size":"xl"}')
+    assert Encoder("t", SIGNATURE).encode((), {"order": 1}) == ("[]", '{"order":1}')
 
 
 @pytest.mark.parametrize(
@@ -66,12 +66,12 @@ def test_arguments_stay_where_the_caller_put_them_and_defaults_are_not_applied()
     [None, True, 0, -(2**80), 1.5, -0.0, "", "snö ☃ 💶 \x01", [], {}, [[{"a": [None, {"b": False}]}]], nested(100)],
 )
 def test_json_values_come_back_as_they_were(value: Any) -> None:
-    args, kwargs = encode("t", SIGNATURE, (value,), {"note": value})
+    args, kwargs = Encoder("t", SIGNATURE).encode((value,), {"note": value})
     assert (json.loads(args), json.loads(kwargs)) == ([value], {"note": value})
 
 
 def test_lazy_texts_are_resolved_at_any_depth() -> None:
-    args, _ = encode("t", SIGNATURE, ({"subject": [lazystr("hello")]},), {})
+    args, _ = Encoder("t", SIGNATURE).encode(({"subject": [lazystr("hello")]},), {})
     assert args == '[{"subject":["hello"]}]'
     assert "NUL" in refusal(lazystr("a\0"))
 
@@ -107,7 +107,7 @@ def test_other_types_are_refused_with_a_way_out(value: Any, type_name: str, way_
 
 @pytest.mark.parametrize("value", [mark_safe("<b>"), Text("x")])
 def test_the_way_out_for_texts_that_are_more_than_str_leads_out(value: str) -> None:
-    assert encode("t", SIGNATURE, (value + "",), {}) == (json.dumps([value]), "{}")
+    assert Encoder("t", SIGNATURE).encode((value + "",), {}) == (json.dumps([value]), "{}")
 
 
 @pytest.mark.parametrize(
@@ -135,11 +135,11 @@ def test_names_of_extra_keyword_arguments_are_checked_too() -> None:
 @pytest.mark.parametrize(("args", "kwargs"), [("ab", {}), (5, {}), ({1: 2}, {}), ([1], [2]), ([1], "ab")])
 def test_arguments_that_are_no_list_and_dict_are_refused(args: Any, kwargs: Any) -> None:
     with pytest.raises(InvalidArguments, match="args must be a list or tuple and kwargs a dict"):
-        encode("shop.tasks.pay", SIGNATURE, args, kwargs)
+        Encoder("shop.tasks.pay", SIGNATURE).encode(args, kwargs)
 
 
 def test_any_mapping_can_hold_keyword_arguments() -> None:
-    assert encode("t", SIGNATURE, [1], MappingProxyType({"size": 2})) == ("[1]", '{"size":2}')
+    assert Encoder("t", SIGNATURE).encode([1], MappingProxyType({"size": 2})) == ("[1]", '{"size":2}')
 
 
 def test_a_structure_that_contains_itself_is_refused_in_a_short_sentence() -> None:
@@ -172,7 +172,7 @@ def test_arguments_that_do_not_fit_are_refused_by_name(
     args: tuple[Any, ...], kwargs: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(InvalidArguments) as caught:
-        encode("shop.tasks.pay", inspect.signature(narrow), args, kwargs)
+        Encoder("shop.tasks.pay", inspect.signature(narrow)).encode(args, kwargs)
     message = str(caught.value)
     assert "'shop.tasks.pay'" in message
     assert named in message

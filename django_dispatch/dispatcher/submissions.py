@@ -14,7 +14,7 @@ from typing import Any
 from django.db import DataError
 from django.db import Error as DatabaseError
 
-from ..arguments import encode, is_storable
+from ..arguments import Encoder, is_storable
 from ..control.wire import BadMessage
 from ..enqueue import check_options, check_queue, is_limited
 from ..exceptions import InvalidArguments, InvalidOption
@@ -51,7 +51,7 @@ def message_run(document: Mapping[str, Any], facts: Mapping[str, TaskFacts], que
     try:
         options = check_options(countdown=document.get("delay") or None, timeout=document.get("timeout") or None)
         queue = check_queue(queue or document.get("queue") or known.queue)
-        args_json, kwargs_json = encode(task, ANYTHING, args, kwargs)
+        args_json, kwargs_json = Encoder(task, ANYTHING).encode(args, kwargs)
         keys = _keys_of(document.get("on_duplicate"), known, task, args, kwargs)
     except (InvalidArguments, InvalidOption) as error:
         raise BadMessage("bad value", str(error)) from None

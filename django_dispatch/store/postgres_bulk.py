@@ -1,12 +1,11 @@
 """Write a long bulk of runs that differ in their arguments alone: by COPY, in the transaction of the caller."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import repeat
 from typing import Any
 
 from django.db import connections
 
-from .values import Alike, Recorded
+from .values import Alike, RecordedAlike
 
 ROWS_A_WRITE = 1000
 # One moment and ascending ids, of the database, which then need not be asked what it wrote. The moment as a text too:
@@ -18,7 +17,7 @@ FROM (SELECT clock_timestamp() AS now,
 """
 
 
-def copy_many(using: str, news: Alike, columns: Mapping[str, Any]) -> list[Recorded]:
+def copy_many(using: str, news: Alike, columns: Mapping[str, Any]) -> RecordedAlike:
     """Insert runs that are due and have no fair key, in one statement, so all or none.
 
     ``columns`` are those of each that are not as the database has them by default.
@@ -33,7 +32,7 @@ def copy_many(using: str, news: Alike, columns: Mapping[str, Any]) -> list[Recor
         with connection.wrap_database_errors, cursor.copy(statement) as copy:
             for text in _lines(ids, news.arguments, end):
                 copy.write(text)
-    return list(map(Recorded, ids, repeat(now), repeat(columns.get("status", "READY")), repeat(None)))
+    return RecordedAlike(ids, now, columns.get("status", "READY"))
 
 
 def _lines(ids: Sequence[int], arguments: Sequence[tuple[str, str]], end: str) -> Iterator[str]:

@@ -184,7 +184,7 @@ def enqueue_and_wake(
         return enqueue(using, new), False
 
 
-def enqueue_many(using: str, news: Iterable[NewRun]) -> list[Recorded]:
+def enqueue_many(using: str, news: Iterable[NewRun]) -> Sequence[Recorded]:
     """Insert the runs, one statement a chunk, all or none; the answers and the ids are in the order of ``news``.
 
     More of them than a chunk that are alike, and due at once, go by COPY, which is the quickest there is.

@@ -102,6 +102,27 @@ class Recorded(NamedTuple):
     duplicate_of: "Run | None" = None
 
 
+class RecordedAlike(Sequence[Recorded]):
+    """What was decided about new runs that differ in their ids alone; each is made when it is looked at."""
+
+    def __init__(self, ids: Sequence[int], enqueued_at: datetime, status: str) -> None:
+        self._ids = ids
+        self._enqueued_at = enqueued_at
+        self._status = status
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @overload
+    def __getitem__(self, index: int) -> Recorded: ...
+    @overload
+    def __getitem__(self, index: slice) -> "RecordedAlike": ...
+    def __getitem__(self, index: int | slice) -> "Recorded | RecordedAlike":
+        if isinstance(index, slice):
+            return RecordedAlike(self._ids[index], self._enqueued_at, self._status)
+        return Recorded(self._ids[index], self._enqueued_at, self._status, None)
+
+
 class ReceivedRun(NamedTuple):
     """What became of a message: its run, which ``is_new`` if this call recorded it."""
 

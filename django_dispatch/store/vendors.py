@@ -34,7 +34,7 @@ class Callers(Protocol):
         ``awaited`` is a queue, or None for any: unless some dispatcher waits for its runs, nobody is notified.
         """
 
-    def enqueue_many(self, using: str, news: Iterable[NewRun]) -> list[Recorded]:
+    def enqueue_many(self, using: str, news: Iterable[NewRun]) -> Sequence[Recorded]:
         """Record runs, all or none; the answers and the ids are in the order given."""
 
     def enqueue_unique(self, using: str, news: Sequence[NewRun]) -> list[Recorded]:

@@ -185,7 +185,7 @@ def test_a_run_that_kills_its_dispatcher_is_lost_for_good_after_its_third_start(
     """The same cap holds when the run takes the whole dispatcher down, each time."""
     run = tasks.kill_dispatcher.delay()
     for node in "abc":
-        kit.dispatchers(node, is_awaited=False).exit_code()
+        kit.dispatchers(node, is_awaited=False, lease_ttl=30).exit_code()
     kit.dispatchers("d")
     (run,) = wait_until_final(run)
     assert (run.status, run.attempt, run.interruptions) == ("FAILED", 3, 3)
