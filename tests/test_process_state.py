@@ -20,7 +20,7 @@ def test_a_directory_that_is_gone_is_no_reason_not_to_work(tmp_path: Path, monke
     folder.rmdir()
     born_after = ProcessState()
     for state in (born_before, born_after):
-        assert state.restore(was_quick=True)
+        assert state.restore(everything=False)
 
 
 def test_stacks_are_told_whatever_a_body_made_of_the_signal(tmp_path: Path) -> None:

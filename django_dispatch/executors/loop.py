@@ -34,7 +34,7 @@ from .body import Attempt
 from .fence import Board
 from .inbox import Inbox
 from .limits import Lifetime
-from .state import QUICK_SECONDS, ProcessState
+from .state import ProcessState
 
 HEARTBEAT_SECONDS = 0.25
 
@@ -187,7 +187,7 @@ class LoopExecutor:
             os._exit(0)  # a body that forked and returned in the child must not report a second time
         if len(self._active) == 1:  # nobody else is in the middle of anything
             try:
-                is_clean = await self._clean_up(attempt, was_quick=outcome.duration_seconds < QUICK_SECONDS)
+                is_clean = await self._clean_up(attempt, outcome.duration_seconds)
             except BaseException:
                 logger.exception("Run %s (%s) left a state that cannot be cleaned up.", *attempt.names)
                 is_clean = False
@@ -197,10 +197,11 @@ class LoopExecutor:
         del self._active[attempt.token]
         self._plan_turn()
 
-    async def _clean_up(self, attempt: Attempt, *, was_quick: bool) -> bool:
+    async def _clean_up(self, attempt: Attempt, body_seconds: float) -> bool:
         """Leave nothing of the bodies to the next ones; return False if only a fresh executor would be clean."""
-        is_whole = self._state.restore(was_quick=was_quick)
-        if not was_quick:
+        everything = self._state.is_due(body_seconds)
+        is_whole = self._state.restore(everything=everything)
+        if everything:
             stacks.answer_signals(self._stacks)
         if connections.are_in_use():
             await sync_to_async(connections.tidy)()

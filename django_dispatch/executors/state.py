@@ -14,7 +14,7 @@ import time
 # The public function makes an enum member of each handler, which takes ten times as long.
 from _signal import getsignal  # type: ignore[import-not-found, unused-ignore]
 
-QUICK_SECONDS = 0.001  # after a body as quick as that, looking at everything would cost more than it did
+LOOK_SECONDS = 0.01  # of bodies between two looks at everything, which takes a hundredth of that
 _STANDARD_SIGNALS = [number for number in range(1, 32) if number not in (signal.SIGKILL, signal.SIGSTOP)]
 
 
@@ -33,11 +33,20 @@ class ProcessState:
         self._nice = os.getpriority(os.PRIO_PROCESS, 0)
         self._recursion_limit = sys.getrecursionlimit()
         self._collects = gc.isenabled()
+        self._unlooked_seconds = 0.0
 
-    def restore(self, *, was_quick: bool) -> bool:
+    def is_due(self, body_seconds: float) -> bool:
+        """Return whether bodies have taken long enough, with this one, to look at everything."""
+        self._unlooked_seconds += body_seconds
+        if self._unlooked_seconds < LOOK_SECONDS:
+            return False
+        self._unlooked_seconds = 0.0
+        return True
+
+    def restore(self, *, everything: bool) -> bool:
         """Put everything back; return False if something cannot be, so that this process is not to be used again.
 
-        After a body that ``was_quick`` the dearer half of the looks is left out.
+        Without ``everything`` the dearer half of the looks is left out.
         """
         signal.alarm(0)
         if list(map(getsignal, _STANDARD_SIGNALS)) != self._handlers:
@@ -51,7 +60,7 @@ class ProcessState:
             self._restore_environment()
         sys.stdout, sys.stderr = self._streams
         is_whole = self._restore_directory()
-        return is_whole if was_quick else self._restore_rest() and is_whole
+        return self._restore_rest() and is_whole if everything else is_whole
 
     def _restore_rest(self) -> bool:
         for timer in (signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):

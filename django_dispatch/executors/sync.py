@@ -34,7 +34,7 @@ from .body import Attempt
 from .fence import Board
 from .inbox import Inbox
 from .limits import Lifetime
-from .state import QUICK_SECONDS, ProcessState
+from .state import ProcessState
 
 TURN_SECONDS = 0.02  # so long a stop may have to wait while another thread of the body asks
 
@@ -126,7 +126,7 @@ class SyncExecutor:
             self._leave_if_forked()
             outcome = attempt.returned(value)
         try:
-            is_clean = self._clean_up(attempt, was_quick=outcome.duration_seconds < QUICK_SECONDS)
+            is_clean = self._clean_up(attempt, outcome.duration_seconds)
         except BaseException:
             logger.exception("Run %s (%s) left a state that cannot be cleaned up.", *attempt.names)
             is_clean = False
@@ -135,10 +135,11 @@ class SyncExecutor:
         logs.current_run.set({})
         return outcome
 
-    def _clean_up(self, attempt: Attempt, *, was_quick: bool) -> bool:
+    def _clean_up(self, attempt: Attempt, body_seconds: float) -> bool:
         """Leave nothing of a body to the next one; return False if only a fresh executor would be clean."""
-        is_whole = self._state.restore(was_quick=was_quick)
-        if not was_quick:
+        everything = self._state.is_due(body_seconds)
+        is_whole = self._state.restore(everything=everything)
+        if everything:
             stacks.answer_signals(self._stacks)
         if attempt.stop is None:
             connections.tidy()

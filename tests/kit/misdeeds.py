@@ -24,6 +24,8 @@ from typing import Any, NoReturn
 from django.db import connection, connections, transaction
 from django.utils import timezone, translation
 
+from django_dispatch.executors.state import LOOK_SECONDS
+
 OTHER = "other"  # a second alias, of the same database as a rule, in dispatchers that are given KIT_OTHER_ALIAS
 VARIABLE = "KIT_LEFT_BEHIND"
 TREE = ["sh", "-c", "sleep 600 & sleep 600"]
@@ -137,13 +139,13 @@ class Leaves:
 
     @staticmethod
     def timers() -> None:
-        time.sleep(0.002)
+        time.sleep(LOOK_SECONDS)
         signal.setitimer(signal.ITIMER_VIRTUAL, 0.05)
         signal.setitimer(signal.ITIMER_PROF, 0.05)
 
     @staticmethod
     def blocked_signals() -> None:
-        time.sleep(0.002)
+        time.sleep(LOOK_SECONDS)
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         os.kill(os.getpid(), signal.SIGALRM)
 
@@ -275,22 +277,22 @@ class LeavesNoGoodProcess:
 
     @staticmethod
     def niceness() -> None:
-        time.sleep(0.002)
+        time.sleep(LOOK_SECONDS)
         os.nice(5)
 
     @staticmethod
     def closed_output() -> None:
-        time.sleep(0.002)
+        time.sleep(LOOK_SECONDS)
         sys.stdout.close()
 
     @staticmethod
     def closed_descriptors() -> None:
-        time.sleep(0.002)
+        time.sleep(LOOK_SECONDS)
         os.closerange(0, 3)
 
     @staticmethod
     def redirected_descriptors() -> None:
-        time.sleep(0.002)
+        time.sleep(LOOK_SECONDS)
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 1)
         os.dup2(null, 2)
