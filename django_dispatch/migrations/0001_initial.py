@@ -58,10 +58,23 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Run",
             fields=[
+                # Those of a fixed size first: in this order they are stored without gaps, three times a run.
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                (
+                    "enqueued_at",
+                    models.DateTimeField(
+                        db_default=django.db.models.functions.datetime.Now(), verbose_name="enqueued at"
+                    ),
+                ),
+                ("started_at", models.DateTimeField(blank=True, null=True, verbose_name="started at")),
+                ("finished_at", models.DateTimeField(blank=True, null=True, verbose_name="finished at")),
+                ("epoch", models.PositiveIntegerField(db_default=0, verbose_name="epoch")),
+                ("priority", models.SmallIntegerField(db_default=0, verbose_name="priority")),
+                ("attempt", models.PositiveSmallIntegerField(db_default=0, verbose_name="attempt")),
+                ("failures", models.PositiveSmallIntegerField(db_default=0, verbose_name="failures")),
+                ("interruptions", models.PositiveSmallIntegerField(db_default=0, verbose_name="interruptions")),
                 ("task", models.CharField(max_length=255, verbose_name="task")),
                 ("queue", models.CharField(db_default="default", max_length=100, verbose_name="queue")),
-                ("priority", models.SmallIntegerField(db_default=0, verbose_name="priority")),
                 (
                     "status",
                     models.CharField(
@@ -82,10 +95,6 @@ class Migration(migrations.Migration):
                 ("args", models.JSONField(db_default=[], default=list, verbose_name="args")),
                 ("kwargs", models.JSONField(db_default={}, default=dict, verbose_name="kwargs")),
                 ("run_after", models.DateTimeField(blank=True, null=True, verbose_name="run after")),
-                ("epoch", models.PositiveIntegerField(db_default=0, verbose_name="epoch")),
-                ("attempt", models.PositiveSmallIntegerField(db_default=0, verbose_name="attempt")),
-                ("failures", models.PositiveSmallIntegerField(db_default=0, verbose_name="failures")),
-                ("interruptions", models.PositiveSmallIntegerField(db_default=0, verbose_name="interruptions")),
                 ("max_attempts", models.PositiveSmallIntegerField(blank=True, null=True, verbose_name="max attempts")),
                 ("timeout", models.DurationField(blank=True, null=True, verbose_name="timeout")),
                 (
@@ -119,14 +128,6 @@ class Migration(migrations.Migration):
                 ("result", models.JSONField(blank=True, null=True, verbose_name="result")),
                 ("errors", models.JSONField(db_default=[], default=list, verbose_name="errors")),
                 ("meta", models.JSONField(db_default={}, default=dict, verbose_name="meta")),
-                (
-                    "enqueued_at",
-                    models.DateTimeField(
-                        db_default=django.db.models.functions.datetime.Now(), verbose_name="enqueued at"
-                    ),
-                ),
-                ("started_at", models.DateTimeField(blank=True, null=True, verbose_name="started at")),
-                ("finished_at", models.DateTimeField(blank=True, null=True, verbose_name="finished at")),
                 (
                     "lease",
                     models.ForeignKey(
