@@ -22,6 +22,7 @@ LEVELS = {0: logging.WARNING, 1: logging.INFO, 2: logging.INFO, 3: logging.DEBUG
 
 # Set around each body by its executor: the RUN_FIELDS of its run.
 current_run: ContextVar[Mapping[str, object]] = ContextVar("django_dispatch_run")
+_ours = logging.getLogger("django_dispatch")
 _OUTSIDE: Mapping[str, object] = {}
 # What a record has anyway, and what a formatter adds.
 _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
@@ -105,9 +106,8 @@ def configure(verbosity: int, *, log_format: str, node: str, may_wait: bool) -> 
 
 def set_level(level: int) -> None:
     """Set the level of the ``django_dispatch`` loggers of this process, if it is another one; 0: leave it."""
-    ours = logging.getLogger("django_dispatch")
-    if level and ours.level != level:
-        ours.setLevel(level)
+    if level and _ours.level != level:
+        _ours.setLevel(level)
 
 
 def _loggers_with_handlers() -> list[logging.Logger]:

@@ -34,6 +34,7 @@ REASON_OF_STOP: Mapping[Stop | None, StopReason] = {
     Stop.TIMEOUT: "timeout",
     Stop.SHUTDOWN: "shutdown",
 }
+_decode = json.JSONDecoder().decode  # what loads() comes down to
 NOBODY_ASKS = TaskContext.detached()  # for a body that takes no context
 KIND_OF_VERDICT = {
     Verdict.RAISED: "exception",
@@ -78,8 +79,8 @@ class Attempt:
         """
         assignment = self.assignment
         task = registry.get(assignment.task)  # the dispatcher assigns only what the zygote has reported
-        args = json.loads(assignment.args)
-        kwargs = {} if assignment.kwargs == "{}" else json.loads(assignment.kwargs)
+        args = _decode(assignment.args)
+        kwargs = {} if assignment.kwargs == "{}" else _decode(assignment.kwargs)
         if not isinstance(args, list) or not isinstance(kwargs, dict):  # who inserts by SQL may write any JSON
             raise InvalidArguments("The args of a run must be a JSON array, and its kwargs a JSON object.")
         if _is_too_deep(assignment.args, args) or _is_too_deep(assignment.kwargs, kwargs):
