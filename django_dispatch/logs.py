@@ -86,8 +86,7 @@ def configure(verbosity: int, *, log_format: str, node: str, may_wait: bool) -> 
     As text, only the ``django_dispatch`` loggers get one. As JSON, the root logger does: no line is to be anything
     else, neither a body's nor a Python warning. ``may_wait`` False: a record for whom no reader makes room is dropped.
     """
-    ours = logging.getLogger("django_dispatch")
-    if not ours.hasHandlers():
+    if not _ours.hasHandlers():
         handler: logging.Handler = logging.StreamHandler() if may_wait else _Impatient()
         if log_format == "json":
             handler.setFormatter(JsonFormatter())
@@ -95,10 +94,10 @@ def configure(verbosity: int, *, log_format: str, node: str, may_wait: bool) -> 
             logging.captureWarnings(True)
         else:
             handler.setFormatter(logging.Formatter(FORMAT))
-            ours.addHandler(handler)
-            ours.propagate = False
-    if ours.level == logging.NOTSET:
-        ours.setLevel(LEVELS.get(verbosity, logging.INFO))
+            _ours.addHandler(handler)
+            _ours.propagate = False
+    if _ours.level == logging.NOTSET:
+        _ours.setLevel(LEVELS.get(verbosity, logging.INFO))
     for logger in _loggers_with_handlers():
         for handler in logger.handlers:
             handler.addFilter(RunContextFilter(node))

@@ -3,7 +3,8 @@
 import random
 
 FIRST_PAUSE_SECONDS = 0.1
-# A database that is back is noticed within this and CONNECT_SECONDS, or a statement's deadline: see docs/recovery.md.
+# A database that is back is noticed within this (twice as long by housekeeping) and CONNECT_SECONDS, or a statement's
+# deadline: see docs/recovery.md.
 LONGEST_PAUSE_SECONDS = 3.0
 
 

@@ -20,7 +20,7 @@ from ..rates import Limit
 from ..store.values import Neighbour
 from . import process
 from .admission import Admission
-from .backoff import Backoff
+from .backoff import LONGEST_PAUSE_SECONDS, Backoff
 from .stats import Stats
 from .store_thread import StoreThread
 from .trouble import Trouble
@@ -35,6 +35,8 @@ AGE_LIMIT = 10  # of each queue and priority at a time: the others are to get on
 NEIGHBOUR_SECONDS = 0.5  # look whether they live
 LEARN_SECONDS = 1.0  # and who they are, if no wakeup tells
 RECLAIM_GRACE_SECONDS = 2.0
+# Many steps fail together, and whoever of the dispatcher's parts gets through first has all of them try at once.
+LONGEST_FAILING_SECONDS = 2 * LONGEST_PAUSE_SECONDS
 
 logger = logging.getLogger("django_dispatch.housekeeping")
 
@@ -85,7 +87,7 @@ class Housekeeping:
 
     async def repeat(self, name: str, seconds: float, step: Callable[[], Awaitable[float | None]]) -> None:
         """Do a step for ever, every ``seconds`` ± 20 %, or after as many seconds as it returned, or in a hurry."""
-        backoff = Backoff()
+        backoff = Backoff(longest_seconds=LONGEST_FAILING_SECONDS)
         self._stats.expect(name, seconds)
         is_failing = False
         while True:

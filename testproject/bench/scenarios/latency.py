@@ -1,5 +1,6 @@
 """How long it takes from an enqueue to the first line of the body: idle, and at half of the drain rate."""
 
+import random
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from testproject.bench.findings import Finding, Target
 from testproject.bench.ground import INSERT, WAKE, Ground
 from testproject.bench.processes import dispatchers, wait_for
 
-PAUSE_SECONDS = 0.025  # so each side has one turn in 50 ms
+PAUSE_SECONDS = (0.01, 0.04)  # at random: nobody's own rhythm is to be met each time
 SETTLE_SECONDS = 30.0
 WARM_UP = 10
 OURS, BARE = 1, 2
@@ -43,9 +44,9 @@ def idle_latency(ground: Ground) -> Iterator[Finding]:
             wait_for(lambda: marks.marked_at(BARE), "the listener")
             for _ in range(WARM_UP + ground.size(400, 100)):
                 ours.append(time_until_marked(OURS, lambda: tasks.mark.delay(OURS)))
-                time.sleep(PAUSE_SECONDS)
+                pause()
                 bare.append(time_until_marked(BARE, lambda: ground.sql.execute(INSERT_AND_NOTIFY, prepare=True)))
-                time.sleep(PAUSE_SECONDS)
+                pause()
     finally:
         listener.terminate()
         listener.wait()
@@ -54,6 +55,11 @@ def idle_latency(ground: Ground) -> Iterator[Finding]:
     what = "idle dispatcher: from before .delay() to the body"
     yield Finding(f"{what}, p50", "ms", ours, bare, f"{name}, p50", target=Target("at most", 2))
     yield Finding(f"{what}, p99", "ms", ours, bare, f"{name}, p99", at=0.99, target=Target("at most", 4))
+
+
+def pause() -> None:
+    """Wait a little between two turns."""
+    time.sleep(random.uniform(*PAUSE_SECONDS))
 
 
 def time_until_marked(index: int, send: Callable[[], object]) -> float:

@@ -18,7 +18,7 @@ from testproject.bench.ground import Ground
 from testproject.bench.processes import Dispatcher, wait_for
 from testproject.redis_server import RedisServer
 
-from .latency import CHANNEL, INSERT_AND_NOTIFY, PAUSE_SECONDS, WARM_UP, time_until_marked
+from .latency import CHANNEL, INSERT_AND_NOTIFY, WARM_UP, pause, time_until_marked
 
 WAYS = {"pg_notify": ["pg_notify"], "arq": ["arq"], "both": ["pg_notify", "arq"], "poll": []}
 BARE_NOTIFY, BARE_REDIS, FIRST_WAY = 1, 2, 3
@@ -51,7 +51,7 @@ def wakeups(ground: Ground) -> Iterator[Finding]:
         for _ in range(WARM_UP + ground.size(200, 30)):
             for name, side in sides.items():
                 found[name].append(side())
-                time.sleep(PAUSE_SECONDS)
+                pause()
     beside = {
         "pg_notify": ("bare NOTIFY", "a bare INSERT + NOTIFY until its listener wakes"),
         "arq": ("bare ZADD", "a bare ZADD until its BZPOPMIN wakes"),
