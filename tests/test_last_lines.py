@@ -1,8 +1,10 @@
 """The last lines of an executor: bounded, of whatever logger, and readable whatever was logged."""
 
+import gc
 import logging
-import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -76,13 +78,23 @@ def test_what_cannot_be_shown_is_said_to_be_so(memory: memoryview, quiet: loggin
 
 
 def test_many_threads_may_log(memory: memoryview, quiet: logging.Logger) -> None:
-    def log() -> None:
+    """Wherever memory is taken garbage may be collected, and another thread get its turn."""
+
+    def log(_: int) -> None:
         for number in range(200):
             quiet.info("line %s", number)
 
-    threads = [threading.Thread(target=log) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert last_lines.read(memory).endswith("line 199")
+    def yield_turn(*_: object) -> None:
+        time.sleep(0)
+
+    threshold = gc.get_threshold()
+    gc.callbacks.append(yield_turn)
+    gc.set_threshold(1)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(log, range(8)))
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(yield_turn)
+    quiet.info("all of them")
+    assert last_lines.read(memory).endswith("line 199\nINFO tests.last_lines: all of them")

@@ -42,7 +42,8 @@ def clear(memory: memoryview) -> None:
 
 
 def _write(memory: memoryview, lines: deque[bytes]) -> None:
-    text = b"\n".join(lines)[-(len(memory) - _SIZE.size) :]
+    # Copied first, in one go: while join() makes a list of them another thread may get its turn, and log.
+    text = b"\n".join(list(lines))[-(len(memory) - _SIZE.size) :]
     memory[_SIZE.size : _SIZE.size + len(text)] = text
     _SIZE.pack_into(memory, 0, len(text))
 

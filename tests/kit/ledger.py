@@ -86,9 +86,7 @@ class Entry:
         self._gate = Gate(Path(os.environ["KIT_DIR"]))
 
     def __enter__(self) -> Self:
-        self._connection = psycopg.connect(
-            os.environ["KIT_DATABASE_URL"], autocommit=True, application_name="kit ledger"
-        )
+        self._connection = self._connect()
         ctx = self._context
         values = [ctx.run_id, ctx.epoch, ctx.attempt, os.getpid(), self._backend_pid, self._note]
         row = self._connection.execute(
@@ -101,8 +99,18 @@ class Entry:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        with suppress(psycopg.Error), self._connection:
-            self._connection.execute("UPDATE kit_ledger SET ended_at = clock_timestamp() WHERE id = %s", [self._id])
+        try:
+            with self._connection:
+                self._end(self._connection)
+        except psycopg.Error:  # it was stopped in the middle of a statement, say
+            with suppress(psycopg.Error), self._connect() as fresh:
+                self._end(fresh)
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        return psycopg.connect(os.environ["KIT_DATABASE_URL"], autocommit=True, application_name="kit ledger")
+
+    def _end(self, connection: psycopg.Connection[Any]) -> None:
+        connection.execute("UPDATE kit_ledger SET ended_at = clock_timestamp() WHERE id = %s", [self._id])
 
     def see(self) -> None:
         """Give a sign of life."""
