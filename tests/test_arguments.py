@@ -59,6 +59,8 @@ def nested(levels: int) -> list[Any]:
 def test_arguments_stay_where_the_caller_put_them_and_defaults_are_not_applied() -> None:
     assert Encoder("t", SIGNATURE).encode((1, 2), {"size": "xl"}) == ("[1,2]", '{"size":"xl"}')
     assert Encoder("t", SIGNATURE).encode((), {"order": 1}) == ("[]", '{"order":1}')
+    assert Encoder("t", SIGNATURE).encode((1, 'a,"b'), {}) == (r'[1,"a,\"b"]', "{}")
+    assert Encoder("t", SIGNATURE).encode((1, True), {}) == ("[1,true]", "{}")
 
 
 @pytest.mark.parametrize(

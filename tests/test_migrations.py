@@ -366,3 +366,15 @@ def test_on_sqlite_they_make_the_same_indexes_and_can_be_taken_back(
         call_command("migrate", "django_dispatch", verbosity=0, skip_checks=True)
         assert (named("table"), named("trigger")) == (tables, {"django_dispatch_replan"})
         call_command("makemigrations", "--check", "--dry-run", verbosity=0)
+
+
+@pytest.mark.django_db
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite stores no gaps")
+def test_columns_of_a_fixed_size_come_first_so_that_no_gap_is_stored_between_them() -> None:
+    order = (
+        "SELECT attlen, attalign::text FROM pg_attribute WHERE attrelid = 'django_dispatch_run'::regclass"
+        " AND attnum BETWEEN 1 AND 9 ORDER BY attnum"
+    )
+    with connection.cursor() as cursor:
+        cursor.execute(order)
+        assert cursor.fetchall() == [(8, "d")] * 4 + [(4, "i")] + [(2, "s")] * 4

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from django_dispatch.executors import stacks
-from django_dispatch.executors.state import ProcessState
+from django_dispatch.executors.state import LOOK_SECONDS, ProcessState
 
 
 def test_a_directory_that_is_gone_is_no_reason_not_to_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,3 +38,10 @@ def test_stacks_are_told_whatever_a_body_made_of_the_signal(tmp_path: Path) -> N
         finally:
             faulthandler.unregister(stacks.STACK_SIGNAL)
             signal.signal(stacks.STACK_SIGNAL, before)
+
+
+def test_everything_is_looked_at_once_quick_bodies_have_taken_long_enough_together() -> None:
+    state = ProcessState()
+    looks = [state.is_due(LOOK_SECONDS / 4) for _ in range(8)]
+    assert looks == [False, False, False, True] * 2
+    assert state.is_due(LOOK_SECONDS)
