@@ -30,13 +30,13 @@ HEARS: dict[str, Any] = dict.fromkeys(("on_outcome", "on_progress", "on_room", "
 class Roomy(Pool):
     """There is always room for a run."""
 
-    def room(self, undelivered: Sequence[ClaimedRun] = ()) -> Room:
+    def room(self, undelivered: Sequence[ClaimedRun] = (), asked_for: int = 0) -> Room:
         return Room(1)
 
 
 def new_claims(exchanger: Any, store: Any, pool: Any, *, hooks: Hooks | None = None, stats: Any = None) -> Claims:
     return Claims(
-        exchanger,
+        [exchanger],
         store,
         pool,
         queues=Queues(("default",)),

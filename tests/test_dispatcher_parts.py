@@ -16,7 +16,7 @@ from django_dispatch.dispatcher.executor import Executor
 from django_dispatch.dispatcher.housekeeping import Housekeeping
 from django_dispatch.dispatcher.pool import Pool
 from django_dispatch.dispatcher.queues import Queues
-from django_dispatch.dispatcher.room import Room
+from django_dispatch.dispatcher.room import Room, room_in
 from django_dispatch.dispatcher.stats import Stats
 from django_dispatch.dispatcher.store_thread import StoreThread
 from django_dispatch.dispatcher.trouble import Trouble
@@ -157,6 +157,11 @@ def test_what_is_not_delivered_yet_takes_room_in_its_own_lane_alone() -> None:
         return rooms
 
     assert [room.limit for room in asyncio.run(main())] == [4, 4, 1]
+
+
+def test_what_is_asked_for_may_all_be_of_one_lane() -> None:
+    rooms = {Kind.SYNC: 30, Kind.ASYNC: 20}
+    assert [room_in(rooms, 12, {}, lambda kind: 1, asked_for).limit for asked_for in (0, 12, 20, 25)] == [12, 8, 0, 0]
 
 
 def test_an_event_loop_is_sent_ahead_what_its_many_bodies_take_in_the_same_time() -> None:

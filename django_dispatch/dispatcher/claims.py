@@ -1,24 +1,25 @@
 """Claim and finish: one statement, one commit, as often as there is something to write or room for more.
 
-Batches form by themselves: whatever ended while the last statement was under way goes into the next one. On the
-dispatcher's loop.
+Batches form by themselves: whatever ended while the last statement was under way goes into the next one. When that has
+become a batch by itself, a second session sends it beside the first: the database works on while we read an answer and
+feed executors. What the lease holds is compared with what is here only when neither is under way, for the runs of a
+statement are known to nobody until it is answered. On the dispatcher's loop.
 """
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple
 from uuid import UUID
 
 from django.db import Error as DatabaseError
 
-from ..documents import error_document
 from ..finish import settle
 from ..messages import Outcome, Verdict
 from ..store.base import Exchanger
-from ..store.values import ClaimedRun, Exchange, Settlement
+from ..store.values import ClaimedRun, Exchange, Wanted
 from .backoff import Backoff
 from .busy import LONGEST_BUSY_SECONDS, Busy, Ended
 from .executor import Flight, Token
@@ -27,14 +28,14 @@ from .pool import Pool
 from .queues import Queues
 from .room import Room
 from .run_log import tell, tell_ended
+from .sender import Sender
 from .stats import Stats
 from .store_thread import StoreThread
-from .trouble import Trouble, is_unstorable, text_of
+from .trouble import Trouble
 
 LARGEST_BATCH = 500
+LEAST_BESIDE = 64  # outcomes that are worth a statement of their own, and its commit, while another is under way
 IDLE_SECONDS = 5.0  # so often a loop that has nothing to do says that it is well
-
-T = TypeVar("T")
 
 logger = logging.getLogger("django_dispatch.dispatcher")
 
@@ -56,12 +57,22 @@ class Hooks:
     """After each look: whether it found less than there was room for."""
 
 
+class Delivery(NamedTuple):
+    """Claimed runs on their way to the pool; they were asked for then, by the loop's clock."""
+
+    runs: Sequence[ClaimedRun]
+    asked_at: float
+
+
 class Claims:
-    """The loop between store and pool."""
+    """The loop between store and pool.
+
+    The first of ``exchangers`` sends whatever there is, the others beside it when outcomes pile up.
+    """
 
     def __init__(
         self,
-        exchanger: Exchanger,
+        exchangers: Sequence[Exchanger],
         store: StoreThread,
         pool: Pool,
         *,
@@ -72,7 +83,7 @@ class Claims:
         trouble: Trouble,
         stats: Stats,
     ) -> None:
-        self._exchanger = exchanger
+        self._first, *self._others = [Sender(each, max_interruptions=max_interruptions) for each in exchangers]
         self._store = store
         self._pool = pool
         self._queues = queues
@@ -84,17 +95,16 @@ class Claims:
         stats.expect("claims", IDLE_SECONDS)
         trouble.on_relief(self.reconcile_soon)  # what a failover has undone, any connection may be the first to meet
         self._loop = asyncio.get_running_loop()
-        self._event = asyncio.Event()
-        self._backoff = Backoff()
         self._unwritten: deque[Ended] = deque()
         self._busy = Busy(self._retry)
         self._resent: set[Token] = set()
-        self._pace = Pace(look=self.look, wake=self._event.set)
+        self._pace = Pace(look=self.look, wake=self._first.event.set)
         self._should_look = False
         self._must_reconcile = False
-        self._is_asking = False
-        self._undelivered: list[ClaimedRun] = []
-        self._undelivered_asked_at = 0.0
+        self._is_comparing = False
+        self._under_way = 0
+        self._asked_for = 0
+        self._undelivered: deque[Delivery] = deque()
         self.lease_id: UUID | None = None
         self._lease = b""
         self.is_claiming = False
@@ -104,16 +114,16 @@ class Claims:
     def look(self) -> None:
         """Look for READY runs as soon as there is room for one."""
         self._should_look = True
-        self._event.set()
+        self._first.event.set()
 
     def on_room(self) -> None:
         """A slot is free: look again, for what there was no room before."""
-        self._event.set()
+        self._first.event.set()
 
     def reconcile_soon(self) -> None:
         """A connection broke: see whether what the database holds for us is what is here."""
         self._must_reconcile = True
-        self._event.set()
+        self._first.event.set()
 
     def on_outcome(self, flight: Flight, outcome: Outcome, progress: str | None) -> None:
         """Write what a run has come to, and its last progress; what belongs to a lost lease does not count."""
@@ -126,7 +136,10 @@ class Claims:
         if progress is not None:
             settlement = settlement._replace(progress=progress)
         self._unwritten.append(Ended(flight, outcome, settlement))
-        self._event.set()
+        self._first.event.set()
+        if self._under_way and len(self._unwritten) >= LEAST_BESIDE:
+            for sender in self._others:
+                sender.event.set()
 
     # the lease
 
@@ -149,26 +162,56 @@ class Claims:
 
     async def run(self) -> None:
         """Exchange outcomes for runs, for ever."""
+        async with asyncio.TaskGroup() as senders:
+            senders.create_task(self._serve())
+            for sender in self._others:
+                senders.create_task(self._help(sender))
+
+    async def _serve(self) -> None:
+        """Send, by the first session, whatever there is."""
+        sender, backoff = self._first, Backoff()
         while True:
             try:
                 async with asyncio.timeout(IDLE_SECONDS):
-                    await self._event.wait()
+                    await sender.event.wait()
             except TimeoutError:  # there was nothing to do
                 self._stats.succeed("claims")
                 continue
-            self._event.clear()
+            sender.event.clear()
             try:
-                while self.lease_id is not None and await self._step(self.lease_id):
+                while self.lease_id is not None and await self._step(sender, self.lease_id):
                     pass
-                self._backoff.reset()
+                backoff.reset()
                 self._stats.succeed("claims")
             except DatabaseError as error:
-                self.reconcile_soon()
-                # A statement goes on in the database when its connection breaks: look again when it must have ended.
-                self._loop.call_later(self._store.deadline_seconds, self.reconcile_soon)
-                self._trouble.failed("claims", error)
-                await self._trouble.pause(self._backoff.next_seconds())
-                self._event.set()
+                self._note_trouble(error)
+                await self._trouble.pause(backoff.next_seconds())
+                sender.event.set()
+
+    async def _help(self, sender: Sender) -> None:
+        """Send beside a statement that is under way, by a session that is open while there is so much to write."""
+        backoff = Backoff(first_seconds=1.0, longest_seconds=60.0)  # it can be done without
+        while True:
+            try:
+                async with asyncio.timeout(IDLE_SECONDS):
+                    await sender.event.wait()
+            except TimeoutError:
+                await sender.close()
+                continue
+            sender.event.clear()
+            try:
+                while self.lease_id is not None and await self._step(sender, self.lease_id):
+                    backoff.reset()
+                self._first.event.set()  # it may have waited for our end
+            except DatabaseError as error:
+                self._note_trouble(error)
+                await asyncio.sleep(backoff.next_seconds())
+
+    def _note_trouble(self, error: DatabaseError) -> None:
+        self.reconcile_soon()
+        # A statement goes on in the database when its connection breaks: look again when it must have ended.
+        self._loop.call_later(self._store.deadline_seconds, self.reconcile_soon)
+        self._trouble.failed("claims", error)
 
     @property
     def claimed_total(self) -> int:
@@ -178,7 +221,7 @@ class Claims:
     @property
     def is_under_way(self) -> bool:
         """Whether a statement is out, or its runs are on their way to the pool."""
-        return self._is_asking or bool(self._undelivered)
+        return self._under_way > 0 or bool(self._undelivered)
 
     def has_claimed_enough(self) -> bool:
         """Return whether as many runs were claimed as this dispatcher is to run at all."""
@@ -192,11 +235,19 @@ class Claims:
         """Return whether there is nothing to write, and the last look found nothing."""
         return self.is_settled() and not self._should_look and not self._must_reconcile
 
-    async def _step(self, lease_id: UUID) -> bool:
+    def _may_send(self, sender: Sender) -> bool:
+        if not self._under_way:
+            return sender is self._first
+        may_more_be_sent = not (self._is_comparing or self._must_reconcile)
+        return may_more_be_sent and len(self._unwritten) >= LEAST_BESIDE
+
+    async def _step(self, sender: Sender, lease_id: UUID) -> bool:
         """Make one exchange if there is a reason to; return whether to go on at once."""
+        if not self._may_send(sender):
+            return False
         if self._must_reconcile:
             self._must_reconcile = False  # who asks for it from here on wants another one
-            await self._ask(self._reconcile(lease_id))
+            await self._compare(lease_id)
             self._trouble.succeeded("claims")
             return True
         room = self._room()
@@ -208,7 +259,7 @@ class Claims:
             self._should_look = False
         began = self._loop.time()
         try:
-            exchange = await self._ask(self._exchange(lease_id, batch, limit, room.excluded))
+            exchange = await self._send(sender, lease_id, batch, room)
         except DatabaseError:
             if self.lease_id == lease_id:
                 self._unwritten.extendleft(reversed(batch))
@@ -221,16 +272,24 @@ class Claims:
             self._stats.claim_runs.observe(len(exchange.claimed))
         self._note_answers(batch, exchange)
         if self.lease_id == lease_id:
-            self._take(exchange, limit, lease_id, began)
+            self._take(exchange, limit, began)
             self._tell_of_look(exchange, room, began, has_written=bool(batch))
         return bool(self._unwritten or self._should_look)
 
-    async def _ask(self, statement: Awaitable[T]) -> T:
-        self._is_asking = True
+    async def _send(self, sender: Sender, lease_id: UUID, batch: Sequence[Ended], room: Room) -> Exchange:
+        wanted: Wanted = {
+            "queues": self._queues.names() if room.limit else (),
+            "limit": room.limit,
+            "excluded_tasks": room.excluded,
+            "at_most_once_tasks": [path for path, facts in self._pool.facts.items() if facts.on_lost == "fail"],
+        }
+        self._under_way += 1
+        self._asked_for += room.limit
         try:
-            return await statement
+            return await sender.send(lease_id, batch, wanted)
         finally:
-            self._is_asking = False
+            self._under_way -= 1
+            self._asked_for -= room.limit
 
     def _tell_of_look(self, exchange: Exchange, room: Room, began: float, *, has_written: bool) -> None:
         found, is_whole = len(exchange.claimed), exchange.rest_seconds is None
@@ -242,7 +301,9 @@ class Claims:
         if room.excluded and found < room.limit:
             self._pace.picked(began)
         is_over = (found_nothing and is_whole) or self.has_claimed_enough()
-        if is_over and not (room.is_partial or self._unwritten or self._undelivered):
+        if found_nothing and self._under_way:
+            self._should_look = True  # what the other statement brings is not known yet
+        elif is_over and not (room.is_partial or self._unwritten or self.is_under_way):
             self._tell.quiet()
 
     def _note_answers(self, batch: Sequence[Ended], exchange: Exchange) -> None:
@@ -258,69 +319,40 @@ class Claims:
     def _room(self) -> Room:
         if not self.is_claiming:
             return Room(0)
-        room = self._pool.room(self._undelivered)
+        room = self._pool.room([run for delivery in self._undelivered for run in delivery.runs], self._asked_for)
         if room.excluded and not self._pace.may_pick():
             return Room(0)
         if self._max_runs is not None:
-            room = room._replace(limit=min(room.limit, self._max_runs - self.claimed_total))
+            room = room._replace(limit=min(room.limit, self._max_runs - self.claimed_total - self._asked_for))
         return room
 
-    async def _exchange(self, lease_id: UUID, batch: Sequence[Ended], limit: int, excluded: Sequence[str]) -> Exchange:
-        try:
-            return await self._exchanger.exchange(
-                lease_id,
-                [ended.settlement for ended in batch],
-                queues=self._queues.names() if limit else (),
-                limit=limit,
-                excluded_tasks=excluded,
-                at_most_once_tasks=[path for path, facts in self._pool.facts.items() if facts.on_lost == "fail"],
-            )
-        except DatabaseError as error:
-            if not batch or not is_unstorable(error):
-                raise
-            return await self._exchange_piecemeal(lease_id, batch, error)
-
-    async def _exchange_piecemeal(self, lease_id: UUID, batch: Sequence[Ended], error: DatabaseError) -> Exchange:
-        """One outcome of the batch cannot be stored: find it by halves, and store that it cannot be."""
-        if len(batch) == 1:
-            ended = batch[0]
-            message = f"The database cannot store what the body returned: {text_of(error)}"
-            text = error_document("result", message, attempt=ended.flight.run.attempt)
-            outcome = Outcome(*ended.flight.token, Verdict.UNSTORABLE, ended.outcome.duration_seconds, text)
-            settlement = settle(ended.flight.run, outcome, None, max_interruptions=self._max_interruptions)
-            return await self._exchanger.exchange(lease_id, [settlement], queues=(), limit=0)
-        middle = len(batch) // 2
-        halves = [await self._exchange(lease_id, half, 0, ()) for half in (batch[:middle], batch[middle:])]
-        refused = [run_id for half in halves for run_id in half.refused]
-        busy = [run_id for half in halves for run_id in half.busy]
-        return Exchange((), refused, busy, [run_id for half in halves for run_id in half.cancelled])
-
-    def _take(self, exchange: Exchange, limit: int, lease_id: UUID, asked_at: float) -> None:
+    def _take(self, exchange: Exchange, limit: int, asked_at: float) -> None:
         self._stats.runs_claimed += len(exchange.claimed)
         self._queues.note_claimed(run.queue for run in exchange.claimed)
-        self._undelivered, self._undelivered_asked_at = list(exchange.claimed), asked_at
+        if exchange.claimed:
+            self._undelivered.append(Delivery(exchange.claimed, asked_at))
         if limit and len(exchange.claimed) == limit:
             # There is more: executors are given theirs when the next statement is out, while the database works.
             self._should_look = True
-            self._loop.call_soon(self._deliver, lease_id)
+            self._loop.call_soon(self._deliver)
         elif exchange.claimed:
-            self._deliver(lease_id)
+            self._deliver()
             self._pace.found_all()
         if exchange.rest_seconds is not None:
             self._pace.look_at_rest(exchange.rest_seconds)
 
-    def _deliver(self, lease_id: UUID) -> None:
-        runs, self._undelivered = self._undelivered, []
-        if self.lease_id == lease_id:
-            self._pool.take(runs, lease_id, self._undelivered_asked_at)
+    def _deliver(self) -> None:
+        while self._undelivered and self.lease_id is not None:
+            runs, asked_at = self._undelivered.popleft()
+            self._pool.take(runs, self.lease_id, asked_at)
         if self._should_look:
-            self._event.set()  # there may be room that these were thought to need
+            self._first.event.set()  # there may be room that these were thought to need
 
     def _retry(self, ended: Sequence[Ended]) -> None:
         """Send outcomes again whose runs another transaction held."""
         if self.lease_id is not None:
             self._unwritten.extend(ended)
-        self._event.set()
+        self._first.event.set()
 
     def _note_written(self, batch: Sequence[Ended], exchange: Exchange) -> None:
         # What a body has committed itself is not to be written again.
@@ -342,22 +374,26 @@ class Claims:
                 tell(logging.WARNING, run, "lease lost; its outcome is dropped.")
                 self._stats.outcomes_dropped += 1
 
-    async def _reconcile(self, lease_id: UUID) -> None:
+    async def _compare(self, lease_id: UUID) -> None:
         """After trouble, compare what the database holds under our lease with what is here."""
-        held = set(await self._store.call(self._store.store.held, lease_id))
-        if self.lease_id != lease_id:  # it was lost: what is not known any more may have run
-            return
-        ours = {ended.flight.token for ended in (*self._unwritten, *self._busy)}
-        # All at one moment: what lands while a release is written is ours all the same.
-        unknown = sorted(token for token in held if token not in ours and not self._pool.knows(token))
-        for executor in list(self._pool.executors.values()):
-            if any(flight.token not in held for flight in executor.flights.values()):
-                logger.error("Executor %s runs what is not ours any more; it is killed.", executor.pid)
-                self._pool.kill(executor, "its run is not ours any more")
-        for run_id, epoch in unknown:
-            text = "Run %s was claimed, but the answer was lost; it is released."
-            logger.warning(text, run_id, extra={"run_id": run_id})
-            release = Settlement(run_id, epoch, "READY", was_started=False)
-            exchange = await self._exchanger.exchange(lease_id, [release], queues=(), limit=0)
-            if exchange.busy:
-                self._loop.call_later(LONGEST_BUSY_SECONDS, self.reconcile_soon)
+        self._under_way += 1
+        self._is_comparing = True
+        try:
+            held = set(await self._store.call(self._store.store.held, lease_id))
+            if self.lease_id != lease_id:  # it was lost: what is not known any more may have run
+                return
+            # All at one moment: what lands while a release is written is ours all the same.
+            ours = {ended.flight.token for ended in (*self._unwritten, *self._busy)}
+            unknown = sorted(token for token in held if token not in ours and not self._pool.knows(token))
+            for executor in list(self._pool.executors.values()):
+                if any(flight.token not in held for flight in executor.flights.values()):
+                    logger.error("Executor %s runs what is not ours any more; it is killed.", executor.pid)
+                    self._pool.kill(executor, "its run is not ours any more")
+            for run_id, epoch in unknown:
+                text = "Run %s was claimed, but the answer was lost; it is released."
+                logger.warning(text, run_id, extra={"run_id": run_id})
+                if (await self._first.release(lease_id, run_id, epoch)).busy:
+                    self._loop.call_later(LONGEST_BUSY_SECONDS, self.reconcile_soon)
+        finally:
+            self._under_way -= 1
+            self._is_comparing = False

@@ -25,7 +25,7 @@ from .stats import Stats
 # An executor with so many runs before it needs no answer for each: its reports are read by the millisecond.
 BUSY = 8
 READ_SECONDS = 0.001
-CLAIMS_AHEAD = 2  # of what a claim brings at most, one lot starts while the next is on its way
+CLAIMS_AHEAD = 3  # of what a claim brings at most, one lot starts while the next two are on their way
 ALONE_SECONDS = 5.0  # so much longer a run that has to run alone may wait for an executor of its own,
 PUT_OFF_SECONDS = 1.0  # and so long it is put off when all of these are in use
 CUT_SECONDS = 2.0  # an executor that has ended is reported sooner than that after its stream has
@@ -110,8 +110,8 @@ class Pool:
         """Whether runs wait in executors for the end of others."""
         return any(executor.unstarted for executor in self.executors.values())
 
-    def room(self, undelivered: Sequence[ClaimedRun] = ()) -> Room:
-        """Return how many runs may be claimed now, besides these, which will be taken soon; and of which tasks none.
+    def room(self, undelivered: Sequence[ClaimedRun] = (), asked_for: int = 0) -> Room:
+        """Return how many runs may be claimed now, besides these and as many as are ``asked_for``; of which tasks none.
 
         For each synchronous slot that will soon be free, one more may wait here.
         """
@@ -128,7 +128,7 @@ class Pool:
         for run in undelivered:
             if facts := self.facts.get(run.task):
                 rooms[facts.kind] -= 1
-        return room_in(rooms, self._settings.claim_limit, self.facts, self.wanted)
+        return room_in(rooms, self._settings.claim_limit, self.facts, self.wanted, asked_for)
 
     # runs
 

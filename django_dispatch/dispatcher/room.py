@@ -18,19 +18,25 @@ class Room(NamedTuple):
 
 
 def room_in(
-    rooms: Mapping[Kind, int], limit: int, tasks: Mapping[str, TaskFacts], wanted: Callable[[Kind], int]
+    rooms: Mapping[Kind, int],
+    limit: int,
+    tasks: Mapping[str, TaskFacts],
+    wanted: Callable[[Kind], int],
+    asked_for: int = 0,
 ) -> Room:
     """Return the room for a claim. ``wanted`` says how many executors a lane is to have.
 
-    What will be claimed may all be of one lane, so the smaller room of those that have any is what there is.
+    What is asked for, and what will be claimed, may all be of one lane, so the smaller room of those that have any is
+    what there is.
     """
     open_rooms = [room for room in rooms.values() if room > 0]
-    if not open_rooms:
+    room = min(*open_rooms, limit + asked_for) - asked_for if open_rooms else 0
+    if room <= 0:
         return Room(0)
     full = [kind for kind, room in rooms.items() if room <= 0]
     excluded = [path for path, facts in tasks.items() if facts.kind in full] if full else []
     is_partial = any(wanted(kind) for kind in full)
-    return Room(min(*open_rooms, limit), excluded, is_partial)
+    return Room(room, excluded, is_partial)
 
 
 def least_busy(executors: Iterable[Executor], kind: Kind, ahead: int) -> Executor | None:

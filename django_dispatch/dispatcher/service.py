@@ -131,7 +131,7 @@ class Dispatcher:
 
     def _make_claims(self) -> Claims:
         return Claims(
-            self.sessions.exchanger,
+            self.sessions.exchangers,
             self.store,
             self.pool,
             queues=self.queues,

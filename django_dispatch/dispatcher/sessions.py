@@ -6,7 +6,7 @@ By default a database that is back is in use again within ten seconds: that is a
 import asyncio
 
 from ..conf import DispatchSettings
-from ..store.vendors import open_exchanger, open_store
+from ..store.vendors import open_exchangers, open_store
 from .line import Line
 from .store_thread import StoreThread
 
@@ -17,7 +17,7 @@ CLOSE_SECONDS = 2.0
 
 
 class Sessions:
-    """``exchanger`` for claims, ``store`` for housekeeping, ``line`` for control; nothing is connected yet.
+    """``exchangers`` for claims, ``store`` for housekeeping, ``line`` for control; nothing is connected yet.
 
     The server gives up on a statement first; the deadline is for a server, or a network, that says nothing.
     """
@@ -29,7 +29,7 @@ class Sessions:
             open_store(settings.database, "store", statement_timeout_seconds=statement_seconds),
             deadline_seconds=deadline_seconds,
         )
-        self.exchanger = open_exchanger(
+        self.exchangers = open_exchangers(
             settings.database,
             "claims",
             statement_timeout_seconds=statement_seconds,
@@ -40,10 +40,11 @@ class Sessions:
         self.line = Line(StoreThread(control, deadline_seconds=control_seconds * 1.5), self.store)
 
     async def close(self) -> None:
-        """Close the two that are in use to the end; ``line`` is closed by whoever answers."""
+        """Close those that are in use to the end; ``line`` is closed by whoever answers."""
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
-                await self.exchanger.close()
+                for exchanger in self.exchangers:
+                    await exchanger.close()
                 await self.store.close()
         except TimeoutError:
             self.store.store.abort()

@@ -89,9 +89,10 @@ def next_turn(line: str, priority: str, key: str = "NULL::text") -> str:
 
 # finish: lock by token what nobody else holds, update. claim: lock and check our own lease, pick per queue, update.
 # Nothing here waits for a run: one that is held, by a cancel in a long transaction say, or was changed since the
-# statement began, is answered as busy, to be sent again; the others are written and claimed at once. The lease is not
-# locked when there is nothing to claim, so that an idle poll writes nothing. The row of a settlement that was not
-# written as it was sent is its id, nulls, and why: 'cancelled', 'busy', or null (refused).
+# statement began, is answered as busy, to be sent again; the others are written and claimed at once. The lease is
+# locked against its end alone, so that neither its renewal nor another claim under it waits; and not at all when there
+# is nothing to claim, so that an idle poll writes nothing. The row of a settlement that was not written as it was sent
+# is its id, nulls, and why: 'cancelled', 'busy', or null (refused).
 #
 # The plan is kept for a while, in which an empty table may become a large one; so there must be no other way than to
 # look up each run. By its key it is locked, in a subquery that has to be asked for each. By its place (ctid), which the
@@ -111,7 +112,7 @@ _IN_PART = f"AND priority BETWEEN q.low AND q.high AND {PLACE} >= q.start"
 _PICKING = f"""
 live AS MATERIALIZED (
   SELECT id FROM {LEASE} WHERE id = %(lease)s AND expires_at > clock_timestamp() AND %(limit)s > 0 {{looking}}
-  FOR NO KEY UPDATE
+  FOR KEY SHARE
 ), picked AS MATERIALIZED (
   SELECT p.ctid FROM live, {{queues}}
   CROSS JOIN LATERAL (

@@ -96,13 +96,15 @@ def open_store(alias: str, role: str, *, statement_timeout_seconds: float) -> St
     return postgres.open_store(alias, role, statement_timeout_seconds=statement_timeout_seconds)
 
 
-def open_exchanger(alias: str, role: str, *, statement_timeout_seconds: float, deadline_seconds: float) -> Exchanger:
-    """Return an exchanger on a session of its own; nothing is connected yet."""
+def open_exchangers(
+    alias: str, role: str, *, statement_timeout_seconds: float, deadline_seconds: float
+) -> Sequence[Exchanger]:
+    """Return exchangers, each on a session of its own: as many as are of use at once. Nothing is connected yet."""
     seconds = {"statement_timeout_seconds": statement_timeout_seconds, "deadline_seconds": deadline_seconds}
     if connections[alias].vendor == "sqlite":
         from . import sqlite
 
-        return sqlite.open_exchanger(alias, role, **seconds)
+        return [sqlite.open_exchanger(alias, role, **seconds)]  # it has one writer at a time
     from . import postgres
 
-    return postgres.open_exchanger(alias, role, **seconds)
+    return [postgres.open_exchanger(alias, role, **seconds) for _ in range(2)]

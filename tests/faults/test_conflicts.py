@@ -133,6 +133,7 @@ def test_behind_a_pooler_no_default_of_the_roles_makes_a_statement_fail_to_seria
     kit.gate.wait_until_reached("work")
     waits = tasks.note.delay("claimed")
     with application(database_url) as transaction:
+        transaction.execute("SELECT FROM django_dispatch_lease FOR UPDATE")  # claims wait for who may delete it
         transaction.execute("UPDATE django_dispatch_lease SET version = version")
         kit.gate.open("work")
         wait_until_waiting(kit.sql, "django_dispatch claims")  # to finish the one, and claim the other

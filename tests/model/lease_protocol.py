@@ -13,6 +13,7 @@ by how many there were since (0 is the newest). So the states are finitely many,
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
+from .guards import GUARDS
 from .states import (
     ALIVE,
     CLAIM,
@@ -44,35 +45,14 @@ from .states import (
     a_claim_later,
     a_lease_later,
     after_a_loss,
+    answered,
     given_up,
+    in_order,
     is_final,
     left_of,
+    sent,
     with_dispatcher,
 )
-
-GUARDS = {
-    "switch": "executors/zygote.py: the zygote kills when the deadline passes",
-    "margin": "dispatcher/lease.py: the deadline is LEASE_MARGIN before the lease's end",
-    "clock": "dispatcher/lease.py: the deadline counts from before the renewal was sent",
-    "late renewal": "dispatcher/lease.py: a renewal that is heard of after the deadline loses the lease",
-    "kill": "dispatcher/service.py: a new lease only when every body of the old one is dead",
-    "fence": "executors/fence.py: a body starts under the lease on the board, before its deadline",
-    "late claim": "dispatcher/claims.py: what was claimed under a lease that was lost meanwhile is dropped",
-    "live in claim": "store/statements.py: nothing is claimed under a lease that is not live",
-    "epoch in claim": "store/statements.py: each claim raises the epoch",
-    "live in renew": "store/statements.py: an expired lease cannot be renewed",
-    "lease at finish": "store/statements.py: an outcome is written only where the lease fits",
-    "epoch at finish": "store/statements.py: an outcome is written only where the epoch fits",
-    "expiry": "store/statements.py: only expired leases are reclaimed",
-    "grace": "store/statements.py: they are reclaimed a grace after that",
-    "orphans": "store/statements.py: runs are reclaimed whose lease does not exist",
-    "dead": "dispatcher/process.py: a process is dead only with its executors",
-    "reconcile": "dispatcher/claims.py: after trouble, what was claimed and is not known here is released",
-    "known": "dispatcher/claims.py: what is known here is not released",
-    "lost look": "dispatcher/claims.py: what was held under a lease that was lost meanwhile is not released",
-    "asked meanwhile": "dispatcher/claims.py: who asks for a look during one gets another one",
-    "again": "dispatcher/claims.py: a second look, when a statement whose connection broke must have ended",
-}
 
 
 class Step(NamedTuple):
@@ -87,15 +67,22 @@ class Protocol:
     """The steps from a state.
 
     ``without`` names guards that are switched off. ``is_b_prompt``: B is never late, loses no lease and does not crash,
-    so that the states are few. ``has_late_zygote`` breaks what the protocol rests on.
+    so that the states are few. ``statements`` is how many claims may have under way, and how many given up.
+    ``has_late_zygote`` breaks what the protocol rests on.
     """
 
     def __init__(
-        self, without: Collection[str] = (), *, is_b_prompt: bool = True, has_late_zygote: bool = False
+        self,
+        without: Collection[str] = (),
+        *,
+        is_b_prompt: bool = True,
+        statements: int = 2,
+        has_late_zygote: bool = False,
     ) -> None:
         assert GUARDS.keys() >= set(without)
         self._without = frozenset(without)
         self._is_b_prompt = is_b_prompt
+        self._statements = statements
         self._has_late_zygote = has_late_zygote
         self._margin = 0 if "margin" in without else MARGIN
         self._grace = 0 if "grace" in without else GRACE
@@ -114,8 +101,8 @@ class Protocol:
                 yield from self._of_the_claims(state, d, me)
                 yield from self._of_the_executor(state, d, me)
                 yield Step(f"{'AB'[d]} crashes", with_dispatcher(state, d, self._crashed(me)), is_fault=True)
-            if me.ghost:
-                yield from self._of_the_ghost(state, d, me, me.ghost)
+            for ghost in me.ghosts:
+                yield from self._of_the_ghost(state, d, me, ghost)
             yield from self._of_the_sweeps(state, d, me)
         yield from self._of_time(state)
 
@@ -176,73 +163,71 @@ class Protocol:
     # the claims
 
     def _of_the_claims(self, state: State, d: int, me: Dispatcher) -> Iterator[Step]:
-        """Claims._step() in dispatcher/claims.py: finish, claim, reconcile; one statement at a time."""
+        """Claims._step() in dispatcher/claims.py: finish, claim, reconcile; two statements at a time."""
         name = "AB"[d]
-        if me.claims:
-            yield from self._of_the_claims_call(state, d, me, me.claims)
-        elif me.phase in (HOLDING, LOST):
-            if me.must_reconcile:
-                look = me._replace(claims=Call(LOOK), must_reconcile=False)
-                yield Step(f"{name} asks what it holds", with_dispatcher(state, d, look))
-            elif not me.flight:
-                yield Step(f"{name} asks for a run", with_dispatcher(state, d, me._replace(claims=Call(CLAIM))))
-            elif me.flight.stage in (RETURNED, ENDED):
-                _, lease, claim = me.flight
-                if lease == 0:
-                    finish = Call(FINISH, lease, claim, me.flight.stage)
-                    yield Step(f"{name} sends the outcome", with_dispatcher(state, d, me._replace(claims=finish)))
-                else:  # Claims.on_outcome()
-                    yield Step(
-                        f"{name} drops an outcome of its old lease", with_dispatcher(state, d, me._replace(flight=()))
-                    )
+        for call in me.claims:
+            yield from self._of_the_claims_call(state, d, me, call)
+        if me.phase not in (HOLDING, LOST) or len(me.claims) == self._statements:
+            return
+        is_looking = any(call.verb == LOOK for call in me.claims)
+        if me.must_reconcile and (not me.claims or ("look after" in self._without and not is_looking)):
+            yield Step(
+                f"{name} asks what it holds",
+                with_dispatcher(state, d, sent(me, Call(LOOK))._replace(must_reconcile=False)),
+            )
+        elif me.must_reconcile or (is_looking and "look alone" not in self._without):
+            return
+        elif not me.flight:
+            yield Step(f"{name} asks for a run", with_dispatcher(state, d, sent(me, Call(CLAIM))))
+        elif me.flight.stage in (RETURNED, ENDED):
+            _, lease, claim = me.flight
+            landed = me._replace(flight=())
+            if lease == 0:
+                finish = Call(FINISH, lease, claim, me.flight.stage)
+                yield Step(f"{name} sends the outcome", with_dispatcher(state, d, sent(landed, finish)))
+            else:  # Claims.on_outcome()
+                yield Step(f"{name} drops an outcome of its old lease", with_dispatcher(state, d, landed))
 
     def _of_the_claims_call(self, state: State, d: int, me: Dispatcher, call: Call) -> Iterator[Step]:
         name = "AB"[d]
+        me = answered(me, call)
         if call.verb == LOOK:
             yield from self._of_the_look(state, d, me, call)
         elif not call.is_done:
-            after = self._written(state, d, call)
+            after = self._written(with_dispatcher(state, d, me), d, call)
             if after is not None:
-                me_after = after.dispatchers[d]
-                claim = 0 if call.verb == CLAIM else call.claim
-                done = call._replace(is_done=True, claim=claim)
+                done = call._replace(is_done=True, claim=0 if call.verb == CLAIM else call.claim)
                 yield Step(
-                    f"{name}'s {call.verb} is written", with_dispatcher(after, d, me_after._replace(claims=done))
+                    f"{name}'s {call.verb} is written", with_dispatcher(after, d, sent(after.dispatchers[d], done))
                 )
             else:
-                flight = () if call.verb == FINISH and call.lease == 0 and me.flight else me.flight
-                yield Step(
-                    f"{name}'s {call.verb} finds nothing",
-                    with_dispatcher(state, d, me._replace(claims=(), flight=flight)),
-                )
+                yield Step(f"{name}'s {call.verb} finds nothing", with_dispatcher(state, d, me))
         elif call.verb == FINISH:
-            flight = () if call.lease == 0 and me.phase != FREE else me.flight
-            yield Step(
-                f"{name} hears that the outcome is written",
-                with_dispatcher(state, d, me._replace(claims=(), flight=flight)),
-            )
+            yield Step(f"{name} hears that the outcome is written", with_dispatcher(state, d, me))
         elif (call.lease == 0 and me.phase in (HOLDING, LOST)) or "late claim" in self._without:
-            flight = Flight(CLAIMED, call.lease, call.claim)
-            yield Step(
-                f"{name} hears what it has claimed", with_dispatcher(state, d, me._replace(claims=(), flight=flight))
-            )
+            claimed = me._replace(flight=Flight(CLAIMED, call.lease, call.claim))
+            yield Step(f"{name} hears what it has claimed", with_dispatcher(state, d, claimed))
         else:
-            yield Step(
-                f"{name} drops what it claimed under its old lease", with_dispatcher(state, d, me._replace(claims=()))
-            )
-        # Claims.run(): except DatabaseError
-        ghost = call if not call.is_done and call.verb != LOOK else me.ghost
-        is_to_look = call.lease == 0 and me.phase != FREE and "reconcile" not in self._without
-        after_trouble = me._replace(
-            claims=(),
-            ghost=ghost,
-            must_reconcile=me.must_reconcile or is_to_look,
-            must_again=me.must_again or (bool(ghost) and is_to_look and "again" not in self._without),
-        )
+            yield Step(f"{name} drops what it claimed under its old lease", with_dispatcher(state, d, me))
         yield Step(
             f"{name} loses the connection under its {call.verb}",
-            with_dispatcher(state, d, after_trouble),
+            with_dispatcher(state, d, self._after_trouble(me, call)),
             is_fault=True,
+        )
+
+    def _after_trouble(self, me: Dispatcher, call: Call) -> Dispatcher:
+        """Claims._step(): except DatabaseError; and Claims._note_trouble()."""
+        ghosts = me.ghosts if call.is_done or call.verb == LOOK else in_order(*me.ghosts, call)[: self._statements]
+        is_ours = call.lease == 0 and me.phase != FREE
+        is_to_look = is_ours and "reconcile" not in self._without
+        # Of two outcomes that are to be sent again the older one would be refused: as good as gone.
+        is_newest = not me.flight or call.claim < me.flight.claim
+        is_unwritten = call.verb == FINISH and is_ours and is_newest
+        return me._replace(
+            ghosts=ghosts,
+            flight=Flight(call.stage, call.lease, call.claim) if is_unwritten else me.flight,
+            must_reconcile=me.must_reconcile or is_to_look,
+            must_again=me.must_again or (bool(ghosts) and is_to_look and "again" not in self._without),
         )
 
     def _of_the_look(self, state: State, d: int, me: Dispatcher, call: Call) -> Iterator[Step]:
@@ -250,10 +235,10 @@ class Protocol:
         name = "AB"[d]
         if not call.is_done:
             stage = RUNNING if state.status == RUNNING and state.holder == (d, call.lease) else ""
-            answered = me._replace(claims=call._replace(is_done=True, stage=stage))
-            yield Step(f"the database says what {name} holds", with_dispatcher(state, d, answered))
+            told = sent(me, call._replace(is_done=True, stage=stage))
+            yield Step(f"the database says what {name} holds", with_dispatcher(state, d, told))
             return
-        me = me._replace(claims=(), must_reconcile=me.must_reconcile and "asked meanwhile" not in self._without)
+        me = me._replace(must_reconcile=me.must_reconcile and "asked meanwhile" not in self._without)
         if (call.lease != 0 or me.phase == FREE) and "lost look" not in self._without:
             yield Step(f"{name} hears what it held under its old lease", with_dispatcher(state, d, me))
             return
@@ -261,8 +246,9 @@ class Protocol:
         if call.stage == RUNNING and (not is_known or "known" in self._without):
             if state.holder == (d, call.lease) and call.claim == 0 and state.has_begun and not is_known:
                 raise Violation("a run whose body has begun is given back as one that had not", f"{name} releases it")
+            state = with_dispatcher(state, d, me)
             after = self._written(state, d, Call(FINISH, call.lease, call.claim, ENDED)) or state
-            yield Step(f"{name} releases what it does not know", with_dispatcher(after, d, me))
+            yield Step(f"{name} releases what it does not know", after)
         else:
             if me.flight and not call.stage and me.flight.stage == ALIVE:
                 me = me._replace(flight=me.flight._replace(stage=ENDED))
@@ -271,7 +257,11 @@ class Protocol:
     def _of_the_ghost(self, state: State, d: int, me: Dispatcher, ghost: Call) -> Iterator[Step]:
         """A statement goes on in the database when its connection breaks; or does not."""
         # Claims.run(): one more look StoreThread.deadline_seconds after the trouble, when it must have ended
-        me = me._replace(ghost=(), must_reconcile=me.must_reconcile or me.must_again, must_again=False)
+        left = tuple(other for other in me.ghosts if other is not ghost)
+        must_look = me.must_again and not left
+        me = me._replace(
+            ghosts=left, must_reconcile=me.must_reconcile or must_look, must_again=me.must_again and not must_look
+        )
         gone = with_dispatcher(state, d, me)
         yield Step(f"what {'AB'[d]} gave up comes to nothing", gone)
         if (after := self._written(gone, d, ghost)) is not None:
@@ -343,9 +333,8 @@ class Protocol:
     def _crashed(self, me: Dispatcher) -> Dispatcher:
         """PR_SET_PDEATHSIG in executors/zygote.py: the executors are about to die."""
         flight = me.flight._replace(stage=ORPHANED) if me.flight and me.flight.stage == ALIVE else ()
-        is_write = bool(me.claims) and me.claims.verb != LOOK and not me.claims.is_done
-        ghost = me.claims if is_write else me.ghost
-        return Dispatcher(ghost=ghost, flight=flight, rows=me.rows)
+        writes = (call for call in me.claims if call.verb != LOOK and not call.is_done)
+        return Dispatcher(ghosts=in_order(*me.ghosts, *writes)[: self._statements], flight=flight, rows=me.rows)
 
     def _of_the_dead(self, state: State, d: int, me: Dispatcher) -> Iterator[Step]:
         if me.flight:
@@ -376,7 +365,7 @@ class Protocol:
 
     def _of_time(self, state: State) -> Iterator[Step]:
         for me in state.dispatchers:
-            if me.ghost:
+            if me.ghosts:
                 return
             if me.flight and not self._has_late_zygote:
                 is_overdue = me.flight.stage == ALIVE and me.deadline <= 0 and "switch" not in self._without

@@ -48,13 +48,16 @@ class Call(NamedTuple):
 
 
 class Dispatcher(NamedTuple):
-    """``ghost`` is a statement given up by its sender. ``rows`` is what is left of its newest and previous lease."""
+    """``claims`` are the statements of the claims under way, ``ghosts`` those given up by their sender.
+
+    ``rows`` is what is left of its newest and previous lease.
+    """
 
     phase: str = DEAD
     deadline: int = 0
     keeper: tuple[()] | Call = ()
-    claims: tuple[()] | Call = ()
-    ghost: tuple[()] | Call = ()
+    claims: tuple[Call, ...] = ()
+    ghosts: tuple[Call, ...] = ()
     flight: tuple[()] | Flight = ()
     must_reconcile: bool = False
     must_again: bool = False
@@ -87,7 +90,7 @@ def check(state: State) -> None:
             raise Violation("a body is alive whose lease is not")
     if is_final(state):
         for me in state.dispatchers:
-            is_answered = bool(me.claims) and me.claims[:2] == (CLAIM, 0) and me.claims.is_done
+            is_answered = any(call[:2] == (CLAIM, 0) and call.is_done for call in me.claims)
             if me.deadline > 0 and (is_answered or me.flight[:2] == (CLAIMED, 0)):
                 raise Violation("a run is final, and its body may yet start")
 
@@ -105,24 +108,42 @@ def left_of(me: Dispatcher, lease: int) -> int:
     return me.rows[lease] if lease < OLDEST else NO_ROW
 
 
+def in_order(*calls: Call) -> tuple[Call, ...]:
+    """Which of them was sent first does not matter."""
+    return tuple(sorted(calls)) if len(calls) > 1 else calls
+
+
+def sent(me: Dispatcher, call: Call) -> Dispatcher:
+    """One more statement of the claims is under way."""
+    return me._replace(claims=in_order(*me.claims, call))
+
+
+def answered(me: Dispatcher, call: Call) -> Dispatcher:
+    """One statement less is under way."""
+    left = list(me.claims)
+    left.remove(call)
+    return me._replace(claims=tuple(left))
+
+
 def a_lease_later(me: Dispatcher) -> Dispatcher:
     """It takes a new lease: what is of the newest is of the previous one now."""
 
-    def aged(what: tuple[()] | Call | Flight) -> tuple[()] | Call | Flight:
-        return what and what._replace(lease=min(what.lease + 1, OLDEST))
+    def aged(calls: tuple[Call, ...]) -> tuple[Call, ...]:
+        return in_order(*(call._replace(lease=min(call.lease + 1, OLDEST)) for call in calls))
 
-    return me._replace(claims=aged(me.claims), ghost=aged(me.ghost), flight=aged(me.flight))
+    flight = me.flight and me.flight._replace(lease=min(me.flight.lease + 1, OLDEST))
+    return me._replace(claims=aged(me.claims), ghosts=aged(me.ghosts), flight=flight)
 
 
 def a_claim_later(state: State) -> State:
     """The run is claimed once more: what is of the newest claim is of the one before now."""
 
-    def aged(what: tuple[()] | Call | Flight) -> tuple[()] | Call | Flight:
-        is_of_a_claim = what and not (isinstance(what, Call) and what.verb == CLAIM and not what.is_done)
-        return what._replace(claim=1) if is_of_a_claim else what
+    def aged(calls: tuple[Call, ...]) -> tuple[Call, ...]:
+        return in_order(*(call._replace(claim=1) if call.verb != CLAIM or call.is_done else call for call in calls))
 
     a, b = (
-        me._replace(claims=aged(me.claims), ghost=aged(me.ghost), flight=aged(me.flight)) for me in state.dispatchers
+        me._replace(claims=aged(me.claims), ghosts=aged(me.ghosts), flight=me.flight and me.flight._replace(claim=1))
+        for me in state.dispatchers
     )
     return state._replace(dispatchers=(a, b))
 

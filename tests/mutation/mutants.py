@@ -19,6 +19,8 @@ LEASE = "django_dispatch/dispatcher/lease.py"
 FENCE = "django_dispatch/executors/fence.py"
 ZYGOTE = "django_dispatch/executors/zygote.py"
 CLAIMS = "django_dispatch/dispatcher/claims.py"
+SENDER = "django_dispatch/dispatcher/sender.py"
+ROOM = "django_dispatch/dispatcher/room.py"
 BUSY = "django_dispatch/dispatcher/busy.py"
 EARS = "django_dispatch/dispatcher/ears.py"
 SERVICE = "django_dispatch/dispatcher/service.py"
@@ -134,6 +136,8 @@ _ZYGOTE_DIES = (_FAMILIES + "test_executors_die_with_their_zygote_whatever_the_d
 _DISPATCHER_DIES = (_FAMILIES + "test_a_zygote_that_still_imports_the_project_dies_with_its_dispatcher",)
 _DEAD = "tests/faults/test_dead_dispatchers.py::"
 _COMPARING = ("tests/test_claims_loop.py",)
+_BESIDE = ("tests/test_claims_statements.py",)
+_ROOM = ("tests/test_dispatcher_parts.py::test_what_is_asked_for_may_all_be_of_one_lane",)
 _KNOWN = ("tests/faults/test_reconciling.py",)
 _ANSWERS = ("tests/faults/test_claims.py::test_a_claim_whose_reply_was_lost_is_released",)
 _LATE_CLAIM = ("tests/faults/test_claims.py::test_a_claim_that_comes_late_to_a_paused_dispatcher_is_released",)
@@ -190,7 +194,8 @@ _OF_STATEMENTS = (
     (_LIVE, "WHERE id = %(lease)s AND %(limit)s > 0", _CLAIMS),
     (_LIVE, "WHERE id = %(lease)s AND expires_at > now() AND %(limit)s > 0", _CLOCK),
     (_LIVE, "WHERE expires_at > clock_timestamp() AND %(limit)s > 0", _CLAIMS),
-    ("FOR NO KEY UPDATE\n), picked", "), picked", _AGAINST),
+    ("FOR KEY SHARE\n), picked", "), picked", _AGAINST),
+    ("FOR KEY SHARE\n), picked", "FOR NO KEY UPDATE\n), picked", _AT_ONCE),
     ("AND EXISTS (\n    SELECT FROM {{queues}}", "AND EXISTS (\n    SELECT UNION ALL SELECT FROM {{queues}}", _IDLE),
     (
         "WHERE status = 'READY' AND queue = q.name {{in_part}} AND task",
@@ -607,9 +612,23 @@ _OF_THE_CLAIMS = (
     (CLAIMS, "if token not in ours and not self._pool.knows(token)", "if False", _TROUBLE),
     (CLAIMS, "        if self.lease_id != lease_id:  # it was lost", "        if False:  # it was lost", _COMPARING),
     (CLAIMS, "            self._must_reconcile = False  # who asks for it from here on wants another one\n"
-     "            await self._ask(self._reconcile(lease_id))\n",
-     "            await self._ask(self._reconcile(lease_id))\n            self._must_reconcile = False\n", _COMPARING),
-    (CLAIMS, "await self._ask(self._reconcile(lease_id))", "await self._reconcile(lease_id)", _COMPARING),
+     "            await self._compare(lease_id)\n",
+     "            await self._compare(lease_id)\n            self._must_reconcile = False\n", _COMPARING),
+    (CLAIMS, "return self._under_way > 0 or bool(self._undelivered)", "return bool(self._undelivered)", _COMPARING),
+    (CLAIMS, "not (self._is_comparing or self._must_reconcile)", "not self._must_reconcile", _BESIDE),
+    (CLAIMS, "not (self._is_comparing or self._must_reconcile)", "not self._is_comparing", _BESIDE),
+    (CLAIMS, "            return sender is self._first\n", "            return True\n", _BESIDE),
+    (CLAIMS, "may_more_be_sent and len(self._unwritten) >= LEAST_BESIDE", "may_more_be_sent", _BESIDE),
+    (CLAIMS, "                self._first.event.set()  # it may have waited for our end\n", "", _BESIDE),
+    (CLAIMS, "self._max_runs - self.claimed_total - self._asked_for", "self._max_runs - self.claimed_total", _BESIDE),
+    (CLAIMS, "in delivery.runs], self._asked_for)", "in delivery.runs], 0)", _BESIDE),
+    (CLAIMS, "if found_nothing and self._under_way:", "if False:", _BESIDE),
+    (CLAIMS, "await asyncio.sleep(backoff.next_seconds())", "pass", _BESIDE),
+    (CLAIMS, "await sender.close()", "pass", _BESIDE),
+    (SENDER, "half.cancelled]\n        return Exchange((), refused, busy, cancelled, rest_seconds=0.0)",
+     "half.cancelled]\n        return Exchange((), refused, busy, cancelled)", _BESIDE),
+    (ROOM, "min(*open_rooms, limit + asked_for) - asked_for", "min(*open_rooms, limit)", _ROOM),
+    (ROOM, "min(*open_rooms, limit + asked_for) - asked_for", "min(*open_rooms, limit) - asked_for", _ROOM),
     (CLAIMS, "self._loop.call_later(self._store.deadline_seconds, self.reconcile_soon)", "pass", _LATE_CLAIM),
     (CLAIMS, "if self.lease_id == lease_id:\n                self._unwritten.extendleft",
      "if False:\n                self._unwritten.extendleft", _SESSION),

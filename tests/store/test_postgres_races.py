@@ -91,6 +91,31 @@ class TestClaimsAtTheSameTime:
         commit(store)
         assert [run.id for run in claim(other, theirs)] == run_ids[4:]
 
+    def test_two_claims_under_one_lease_do_not_wait_for_each_other_and_get_different_runs(
+        self, store: PostgresStore, other: PostgresStore
+    ) -> None:
+        run_ids = add_runs(4)
+        lease_id = acquire(store)
+        begin(store)
+        assert [run.id for run in claim(store, lease_id, limit=2)] == run_ids[:2]
+        assert [run.id for run in claim(other, lease_id, limit=2)] == run_ids[2:]
+        commit(store)
+        assert sorted(run_id for run_id, _ in store.held(lease_id)) == run_ids
+
+    @pytest.mark.parametrize("first", ["claim", "renewal"])
+    def test_a_claim_and_a_renewal_of_its_lease_do_not_wait_for_each_other(
+        self, store: PostgresStore, other: PostgresStore, first: str
+    ) -> None:
+        add_run()
+        lease_id = acquire(store)
+        verbs = [lambda: claim(store, lease_id), lambda: other.renew(lease_id, ttl_seconds=30.0, is_draining=False)]
+        begin(store)
+        begin(other)
+        for verb in verbs if first == "claim" else reversed(verbs):
+            assert verb()
+        commit(other)
+        commit(store)
+
     def test_a_claim_locks_no_more_runs_than_it_takes(self, store: PostgresStore, other: PostgresStore) -> None:
         run_ids = add_runs(4) + add_runs(4, queue="mail")
         mine, theirs = acquire(store), acquire(other)
@@ -137,7 +162,7 @@ class TestClaimsAtTheSameTime:
         add_run()
         backend = backend_of(store)
         begin(other)
-        assert other.renew(lease_id, ttl_seconds=30.0, is_draining=False)
+        other.session.execute("SELECT FROM django_dispatch_lease FOR UPDATE")
         retry = Settlement(run.id, run.epoch, "READY")
         answer = start(store.exchange, lease_id, [retry], queues=["default"], limit=5)
         wait_until_blocked(backend, answer)

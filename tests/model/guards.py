@@ -1,0 +1,27 @@
+"""The guards that the code has, each of which the model can do without: where it is, and what it says."""
+
+GUARDS = {
+    "switch": "executors/zygote.py: the zygote kills when the deadline passes",
+    "margin": "dispatcher/lease.py: the deadline is LEASE_MARGIN before the lease's end",
+    "clock": "dispatcher/lease.py: the deadline counts from before the renewal was sent",
+    "late renewal": "dispatcher/lease.py: a renewal that is heard of after the deadline loses the lease",
+    "kill": "dispatcher/service.py: a new lease only when every body of the old one is dead",
+    "fence": "executors/fence.py: a body starts under the lease on the board, before its deadline",
+    "late claim": "dispatcher/claims.py: what was claimed under a lease that was lost meanwhile is dropped",
+    "live in claim": "store/statements.py: nothing is claimed under a lease that is not live",
+    "epoch in claim": "store/statements.py: each claim raises the epoch",
+    "live in renew": "store/statements.py: an expired lease cannot be renewed",
+    "lease at finish": "store/statements.py: an outcome is written only where the lease fits",
+    "epoch at finish": "store/statements.py: an outcome is written only where the epoch fits",
+    "expiry": "store/statements.py: only expired leases are reclaimed",
+    "grace": "store/statements.py: they are reclaimed a grace after that",
+    "orphans": "store/statements.py: runs are reclaimed whose lease does not exist",
+    "dead": "dispatcher/process.py: a process is dead only with its executors",
+    "reconcile": "dispatcher/claims.py: after trouble, what was claimed and is not known here is released",
+    "known": "dispatcher/claims.py: what is known here is not released",
+    "lost look": "dispatcher/claims.py: what was held under a lease that was lost meanwhile is not released",
+    "asked meanwhile": "dispatcher/claims.py: who asks for a look during one gets another one",
+    "again": "dispatcher/claims.py: a second look, when a statement whose connection broke must have ended",
+    "look after": "dispatcher/claims.py: what it holds is asked for when no statement is under way",
+    "look alone": "dispatcher/claims.py: no statement is sent while it is asked for",
+}
