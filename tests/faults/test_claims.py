@@ -8,6 +8,7 @@ from uuid import UUID
 import pytest
 
 from django_dispatch.control import ask
+from django_dispatch.dispatcher.claims import LEAST_BESIDE
 from django_dispatch.models import Lease, Run
 from tests.kit import tasks
 from tests.kit.fixtures import Kit
@@ -198,6 +199,27 @@ def test_a_claim_whose_reply_was_lost_is_released(kit: Kit, relay: Relay, slow_c
     (run,) = wait_until_final(run)
     assert (run.status, run.attempt, run.epoch, run.interruptions) == ("SUCCESSFUL", 1, 2, 0)
     assert f"Run {run.pk} was claimed, but the answer was lost; it is released." in a.log
+
+
+@pytest.mark.slow
+def test_two_claims_that_are_cut_off_at_once_lose_and_double_no_run(kit: Kit, slow_claims: Any) -> None:
+    """One is at work when so much ends that another is sent: with outcomes, and for runs of its own."""
+    kit.sql.execute("SELECT pg_advisory_unlock(42)")
+    a = kit.dispatchers(lease_ttl=15, async_concurrency=2 * LEAST_BESIDE)
+    slot = tasks.gated.delay("slot")  # so that what the other lane has room for is no bound
+    kit.gate.wait_until_reached("slot")
+    runs = [*tasks.agated.delay_many([("work", number) for number in range(LEAST_BESIDE + 10)])]
+    kit.gate.wait_until_reached("work", times=len(runs))
+    kit.sql.execute("SELECT pg_advisory_lock(42)")
+    runs += tasks.anote.delay_many([(number,) for number in range(LEAST_BESIDE)])
+    wait_for(lambda: slow_claims() == 1, what="a claim at work")
+    kit.gate.open("slot", "work")
+    wait_for(lambda: slow_claims() == 2, what="another one beside it")
+    assert kit.cut("claims") == 2
+    a.wait_for_log("The trouble with the database is over")
+    kit.sql.execute("SELECT pg_advisory_unlock(42)")
+    for run in wait_until_final(slot, *runs):
+        assert (run.status, run.attempt, run.interruptions, kit.ledger.starts(run)) == ("SUCCESSFUL", 1, 0, 1)
 
 
 @pytest.mark.slow
