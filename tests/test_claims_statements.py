@@ -21,6 +21,7 @@ from django_dispatch.finish import TaskFacts
 from django_dispatch.messages import Kind, Outcome, Verdict
 from django_dispatch.store.values import ClaimedRun, Exchange
 
+PATIENCE_SECONDS = 10.0
 ROOM = 10
 MOST = 6  # of a claim
 REST = ROOM - MOST
@@ -156,7 +157,7 @@ def play(scene: Callable[[Scene, Statement], Awaitable[None]], *, max_runs: int 
         running = asyncio.create_task(it.claims.run())
         it.claims.begin(uuid4())
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 await scene(it, await it.sent.get())
         finally:
             running.cancel()

@@ -15,9 +15,6 @@ import threading
 import time
 from pathlib import Path
 
-from django_dispatch.dispatcher import admission
-from django_dispatch.dispatcher.claims import Claims
-
 FILE = "sabotage"
 
 
@@ -62,8 +59,12 @@ def _break(place: str) -> None:
         case "segfault":
             ctypes.string_at(0)
         case "hang_claims":
+            from django_dispatch.dispatcher.claims import Claims  # not in every zygote
+
             Claims._step = _hang  # type: ignore[method-assign, assignment]
         case "look_once":
+            from django_dispatch.dispatcher import admission
+
             admission.SECOND_LOOK_SECONDS = 3600.0
         case "exit":
             os._exit(3)
