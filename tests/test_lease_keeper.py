@@ -107,9 +107,10 @@ def test_a_renewal_that_is_answered_after_its_deadline_does_not_count(kit: Kit) 
         wait_for(lambda: now_ns() >= deadline, what="the deadline past")
         assert scene.board.deadline_ns() == deadline
         assert not scene.board.allows(lease_id.bytes)
+        renewed = scene.keeper.renewed
         scene.store.is_prompt.set()
         wait_for(lambda: scene.lost, what="the loss noticed")
-        assert scene.lost == [(lease_id, False)]
+        assert (scene.lost, scene.keeper.renewed) == ([(lease_id, False)], renewed)
 
 
 def test_a_deadline_counts_from_before_the_renewal_was_sent(kit: Kit) -> None:
