@@ -58,7 +58,7 @@ def test_no_interleaving_breaks_a_rule_and_from_each_the_run_can_end() -> None:
 
 @pytest.mark.slow
 def test_no_interleaving_of_two_statements_breaks_a_rule_in_any_two_faults() -> None:
-    """A's claims have two statements under way. (Three faults were looked at, too: several minutes.)"""
+    """A's claims have two statements under way. (Three faults were looked at, too: 1,600,677 states.)"""
     found = explore(Protocol(), most_faults=2)
     print(found)
     assert not found.violation, str(found)
