@@ -14,14 +14,14 @@ from django_dispatch.conf import DispatchSettings
 from django_dispatch.dispatcher.claims import Claims, Hooks
 from django_dispatch.dispatcher.pace import VAIN_LOOKS, VAIN_LOOKS_PER_SECOND
 from django_dispatch.dispatcher.pool import Pool
-from django_dispatch.dispatcher.queues import Queues
 from django_dispatch.dispatcher.room import Room
 from django_dispatch.dispatcher.stats import Stats
 from django_dispatch.dispatcher.store_thread import StoreThread
-from django_dispatch.dispatcher.trouble import Trouble
 from django_dispatch.executors.fence import Board
 from django_dispatch.store.postgres import open_exchanger, open_store
 from django_dispatch.store.values import ClaimedRun, Exchange, Settlement
+
+from .claims import HeldByTest, new_claims
 
 SETTINGS = DispatchSettings(node="test", processes=2, async_concurrency=0, claim_limit=1)
 HEARS: dict[str, Any] = dict.fromkeys(("on_outcome", "on_progress", "on_room", "is_writing"), lambda *_: None)
@@ -32,20 +32,6 @@ class Roomy(Pool):
 
     def room(self, undelivered: Sequence[ClaimedRun] = (), asked_for: int = 0) -> Room:
         return Room(1)
-
-
-def new_claims(exchanger: Any, store: Any, pool: Any, *, hooks: Hooks | None = None, stats: Any = None) -> Claims:
-    return Claims(
-        [exchanger],
-        store,
-        pool,
-        queues=Queues(("default",)),
-        max_interruptions=1,
-        max_runs=None,
-        hooks=hooks or Hooks(),
-        trouble=Trouble(),
-        stats=stats or Stats(),
-    )
 
 
 @asynccontextmanager
@@ -76,7 +62,7 @@ def test_a_flood_of_wakeups_is_no_flood_of_claims(database_url: str) -> None:
             claims.look()
 
         pool = Roomy(SETTINGS, Board.create(slots=1), stats=Stats(), **HEARS)
-        claims = new_claims(exchanger, store, pool, hooks=Hooks(quiet=look_again))
+        claims = new_claims([exchanger], store, pool, hooks=Hooks(quiet=look_again))
         claims.is_claiming = True
         began = loop.time()
         async with at_work(claims):
@@ -93,7 +79,7 @@ def test_a_claims_loop_that_has_nothing_to_do_is_well(monkeypatch: pytest.Monkey
 
     async def main() -> None:
         well = asyncio.Event()
-        claims = new_claims(Mock(), Mock(), Mock(), stats=Mock(spec=Stats, succeed=lambda _: well.set()))
+        claims = new_claims([Mock()], Mock(), Mock(), stats=Mock(spec=Stats, succeed=lambda _: well.set()))
         running = asyncio.create_task(claims.run())
         async with asyncio.timeout(10):
             await well.wait()
@@ -105,20 +91,12 @@ def test_a_claims_loop_that_has_nothing_to_do_is_well(monkeypatch: pytest.Monkey
 # after trouble
 
 
-class Database:
-    """One that answers what is held when the test lets it, and is told what is released."""
-
-    deadline_seconds = 60.0
-    store = Mock()
+class Database(HeldByTest):
+    """One that is told what is released, too."""
 
     def __init__(self) -> None:
-        self.asked: asyncio.Queue[asyncio.Future[list[tuple[int, int]]]] = asyncio.Queue()
+        super().__init__()
         self.released: asyncio.Queue[tuple[UUID, int]] = asyncio.Queue()
-
-    async def call(self, verb: Any, lease_id: UUID) -> list[tuple[int, int]]:
-        answer = asyncio.get_running_loop().create_future()
-        self.asked.put_nowait(answer)
-        return await answer
 
     async def exchange(self, lease_id: UUID, settlements: Sequence[Settlement], **_: Any) -> Exchange:
         for settlement in settlements:
@@ -132,7 +110,7 @@ def compare(scene: Callable[[Claims, Database], Awaitable[None]]) -> None:
     async def main() -> None:
         database = Database()
         pool = Pool(SETTINGS, Board.create(slots=1), stats=Stats(), **HEARS)
-        claims = new_claims(database, database, pool)
+        claims = new_claims([database], database, pool)
         claims.reconcile_soon()
         async with at_work(claims):
             await scene(claims, database)
@@ -201,7 +179,7 @@ def test_what_a_claim_left_out_is_looked_at_when_it_is_time_and_until_then_nothi
             quiet.set()
 
         pool = Roomy(SETTINGS, Board.create(slots=1), stats=Stats(), **HEARS)
-        claims = new_claims(line, Mock(), pool, hooks=Hooks(quiet=note))
+        claims = new_claims([line], Mock(), pool, hooks=Hooks(quiet=note))
         claims.is_claiming = True
         async with at_work(claims):
             await quiet.wait()

@@ -11,15 +11,14 @@ from uuid import UUID, uuid4
 import pytest
 from django.db import DataError, OperationalError
 
-from django_dispatch.dispatcher.claims import LEAST_BESIDE, Claims, Hooks
+from django_dispatch.dispatcher.claims import LEAST_BESIDE, Hooks
 from django_dispatch.dispatcher.executor import Flight
-from django_dispatch.dispatcher.queues import Queues
 from django_dispatch.dispatcher.room import Room
-from django_dispatch.dispatcher.stats import Stats
-from django_dispatch.dispatcher.trouble import Trouble
 from django_dispatch.finish import TaskFacts
 from django_dispatch.messages import Kind, Outcome, Verdict
 from django_dispatch.store.values import ClaimedRun, Exchange
+
+from .claims import HeldByTest, new_claims
 
 PATIENCE_SECONDS = 10.0
 ROOM = 10
@@ -88,50 +87,16 @@ class Hands:
         return False
 
 
-class Store:
-    """Says what is held when the test lets it; from ``let()`` on, that it is nothing."""
-
-    deadline_seconds = 60.0
-    store = Mock()
-
-    def __init__(self) -> None:
-        self.asked: asyncio.Queue[asyncio.Future[list[tuple[int, int]]]] = asyncio.Queue()
-        self._is_let = False
-
-    def let(self) -> None:
-        self._is_let = True
-        while not self.asked.empty():
-            self.asked.get_nowait().set_result([])
-
-    async def call(self, verb: Any, lease_id: UUID) -> list[tuple[int, int]]:
-        answer: asyncio.Future[list[tuple[int, int]]] = asyncio.get_running_loop().create_future()
-        if self._is_let:
-            return []
-        self.asked.put_nowait(answer)
-        return await answer
-
-
 class Scene:
     """A loop that has just sent its first statement."""
 
     def __init__(self, *, max_runs: int | None = None) -> None:
         self.sent: asyncio.Queue[Statement] = asyncio.Queue()
         self.second = Session("second", self.sent)
-        self.store, self.hands, self.quiet = Store(), Hands(), asyncio.Event()
-        sessions: list[Any] = [Session("first", self.sent), self.second]
-        store: Any = self.store
-        hands: Any = self.hands
-        self.claims = Claims(
-            sessions,
-            store,
-            hands,
-            queues=Queues(("default",)),
-            max_interruptions=1,
-            max_runs=max_runs,
-            hooks=Hooks(quiet=self.quiet.set),
-            trouble=Trouble(),
-            stats=Stats(),
-        )
+        self.store, self.hands, self.quiet = HeldByTest(), Hands(), asyncio.Event()
+        sessions = [Session("first", self.sent), self.second]
+        hooks = Hooks(quiet=self.quiet.set)
+        self.claims = new_claims(sessions, self.store, self.hands, max_runs=max_runs, hooks=hooks)
         self._ids = itertools.count(1000)
 
     def end(self, number: int) -> list[int]:
