@@ -186,3 +186,23 @@ def test_what_a_claim_left_out_is_looked_at_when_it_is_time_and_until_then_nothi
         return left
 
     assert asyncio.run(main()) == []
+
+
+@pytest.mark.parametrize("rest_seconds", [None, 60.0], ids=["nothing", "something"])
+def test_who_has_left_something_out_is_not_idle(rest_seconds: float | None) -> None:
+    """A burst that has just let a run pass at a limit must not end before that was looked at."""
+
+    class Line:
+        async def exchange(self, lease_id: UUID, settlements: Sequence[Settlement], **_: Any) -> Exchange:
+            return Exchange([], [], [], rest_seconds=rest_seconds)
+
+    async def main() -> bool:
+        looked = asyncio.Event()
+        pool = Roomy(SETTINGS, Board.create(slots=1), stats=Stats(), **HEARS)
+        claims = new_claims([Line()], Mock(), pool, hooks=Hooks(looked=lambda _: looked.set()))
+        claims.is_claiming = True
+        async with at_work(claims):
+            await looked.wait()
+            return claims.is_idle()
+
+    assert asyncio.run(main()) == (rest_seconds is None)

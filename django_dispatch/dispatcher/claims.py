@@ -232,8 +232,9 @@ class Claims:
         return not (self._unwritten or self._busy or self.is_under_way)
 
     def is_idle(self) -> bool:
-        """Return whether there is nothing to write, and the last look found nothing."""
-        return self.is_settled() and not self._should_look and not self._must_reconcile
+        """Return whether there is nothing to write, and the last look, at everything, found nothing."""
+        is_looking = self._should_look or self._must_reconcile or self._pace.has_rest
+        return self.is_settled() and not is_looking
 
     def _may_send(self, sender: Sender) -> bool:
         if not self._under_way:

@@ -51,11 +51,20 @@ class Pace:
             handle.cancel()
         self._second_looks = [self._loop.call_later(seconds, self._look) for seconds in SECOND_LOOKS_SECONDS]
 
+    @property
+    def has_rest(self) -> bool:
+        """Whether a claim has left something out that is yet to be looked at."""
+        return self._rest is not None
+
     def look_at_rest(self, seconds: float) -> None:
         """After a claim that has not looked at everything: look again when the next one does."""
         if self._rest is not None:
             self._rest.cancel()
-        self._rest = self._loop.call_later(seconds, self._look)
+        self._rest = self._loop.call_later(seconds, self._look_at_rest)
+
+    def _look_at_rest(self) -> None:
+        self._rest = None
+        self._look()
 
     def picked(self, began: float) -> None:
         """Picking one lane's runs from among the other's walks the backlog; walks that prove long are not all we do.

@@ -145,6 +145,7 @@ _FURTHER_ON = ("tests/store/test_walks.py", "tests/store/test_postgres_walks.py"
 _REST = (
     "tests/test_claims_loop.py::test_what_a_claim_left_out_is_looked_at_when_it_is_time_and_until_then_nothing_is_over",
 )
+_LEFT_OUT = ("tests/test_claims_loop.py::test_who_has_left_something_out_is_not_idle",)
 _HOLDER = ("tests/faults/test_transactions.py::test_a_transaction_that_holds_a_running_run_holds_up_nothing_else",)
 _TAKEN = (_LOST + "test_a_body_whose_run_was_taken_away_is_stopped_after_a_reconnect",)
 _QUARANTINE = ("tests/faults/test_quarantine.py",)
@@ -635,6 +636,7 @@ _OF_THE_CLAIMS = (
     (BUSY, "self._waiting.append(ended._replace(times_busy=ended.times_busy + 1))", "pass", _HOLDER),
     (BUSY, "if ended.times_busy == 1:", "if True:", ("tests/test_busy.py",)),
     (CLAIMS, "self._pace.look_at_rest(exchange.rest_seconds)", "pass", _REST),
+    (CLAIMS, " or self._pace.has_rest", "", _LEFT_OUT),
     (CLAIMS, "(found_nothing and is_whole) or", "found_nothing or", _REST),
     (CLAIMS, "for ended in (*self._unwritten, *self._busy)}", "for ended in self._unwritten}", _HOLDER),
     (CLAIMS, "return not (self._unwritten or self._busy or", "return not (self._unwritten or", _HOLDER),
