@@ -160,18 +160,19 @@ def test_who_compares_is_not_idle() -> None:
 # claims that have not looked at everything
 
 
+class Line:
+    """Its claims find nothing, and leave these rests."""
+
+    def __init__(self, *rests: float | None) -> None:
+        self.rests = list(rests)
+
+    async def exchange(self, lease_id: UUID, settlements: Sequence[Settlement], **_: Any) -> Exchange:
+        return Exchange([], [], [], rest_seconds=self.rests.pop(0))
+
+
 def test_what_a_claim_left_out_is_looked_at_when_it_is_time_and_until_then_nothing_is_over() -> None:
-    class Line:
-        """The first claim leaves a rest."""
-
-        def __init__(self) -> None:
-            self.rests: list[float | None] = [0.0, None]
-
-        async def exchange(self, lease_id: UUID, settlements: Sequence[Settlement], **_: Any) -> Exchange:
-            return Exchange([], [], [], rest_seconds=self.rests.pop(0))
-
     async def main() -> list[float | None]:
-        line, quiet = Line(), asyncio.Event()
+        line, quiet = Line(0.0, None), asyncio.Event()
         left: list[float | None] = []
 
         def note() -> None:
@@ -192,14 +193,10 @@ def test_what_a_claim_left_out_is_looked_at_when_it_is_time_and_until_then_nothi
 def test_who_has_left_something_out_is_not_idle(rest_seconds: float | None) -> None:
     """A burst that has just let a run pass at a limit must not end before that was looked at."""
 
-    class Line:
-        async def exchange(self, lease_id: UUID, settlements: Sequence[Settlement], **_: Any) -> Exchange:
-            return Exchange([], [], [], rest_seconds=rest_seconds)
-
     async def main() -> bool:
         looked = asyncio.Event()
         pool = Roomy(SETTINGS, Board.create(slots=1), stats=Stats(), **HEARS)
-        claims = new_claims([Line()], Mock(), pool, hooks=Hooks(looked=lambda _: looked.set()))
+        claims = new_claims([Line(rest_seconds)], Mock(), pool, hooks=Hooks(looked=lambda _: looked.set()))
         claims.is_claiming = True
         async with at_work(claims):
             await looked.wait()

@@ -233,8 +233,7 @@ class Claims:
 
     def is_idle(self) -> bool:
         """Return whether there is nothing to write, and the last look, at everything, found nothing."""
-        is_looking = self._should_look or self._must_reconcile or self._pace.has_rest
-        return self.is_settled() and not is_looking
+        return self.is_settled() and not (self._should_look or self._must_reconcile or self._pace.has_rest)
 
     def _may_send(self, sender: Sender) -> bool:
         if not self._under_way:
