@@ -241,10 +241,16 @@ class TestPlainSql:
         assert ear.heard() == ["ready:second"]
 
 
+# Connections of a project may be set to prepare whatever they execute, which several statements at once cannot be.
+PREPARES_ALL = {"server_side_binding": True, "prepare_threshold": 0}
+
+
 class TestSteps:
     @pytest.fixture
     def migrate(self, django_db_modify_db_settings: None, django_db_blocker: Any) -> Iterator[Callable[[str], None]]:
         with django_db_blocker.unblock(), own_database("steps"):
+            options = connections.settings["steps"]["OPTIONS"]
+            connections.settings["steps"] |= {"OPTIONS": options | PREPARES_ALL}
             yield lambda target: call_command("migrate", "django_dispatch", target, database="steps", verbosity=0)
 
     def test_forwards_and_backwards(self, migrate: Callable[[str], None]) -> None:

@@ -1,5 +1,6 @@
 """What Django's models cannot say: the wakeup for rows of plain SQL, and autovacuum settings for a queue table."""
 
+import sqlparse
 from django.db import migrations
 
 # At most one open transaction carries a NOTIFY: the lock that a notifying commit takes over the whole instance is
@@ -42,10 +43,18 @@ ALTER TABLE django_dispatch_lease RESET (fillfactor, autovacuum_vacuum_scale_fac
 """
 
 
+def one_by_one(sql):
+    """Return the statements of a text. A project's connections may prepare whatever they execute: never several."""
+    return sqlparse.split(sql) if isinstance(sql, str) else sql
+
+
 class RunPostgres(migrations.RunSQL):
     """SQL for PostgreSQL. On SQLite the store does by itself what this is for, as far as it can be done there."""
 
     vendor = "postgresql"
+
+    def __init__(self, sql, reverse_sql):
+        super().__init__(one_by_one(sql), one_by_one(reverse_sql))
 
     def database_forwards(self, app_label, schema_editor, from_state, to_state):
         if schema_editor.connection.vendor == self.vendor:
