@@ -60,6 +60,7 @@ INDEXES = {
 }
 STORAGE = {
     RUN: {
+        "fillfactor=80",
         "autovacuum_vacuum_scale_factor=0",
         "autovacuum_vacuum_threshold=5000",
         "autovacuum_vacuum_insert_scale_factor=0",
@@ -266,6 +267,8 @@ class TestSteps:
         assert self.schema() == set()
         migrate("0002")
         assert self.schema() == first
+        assert storage(RUN, "steps") == STORAGE[RUN] - {"fillfactor=80"}
+        migrate("0012")
         assert storage(RUN, "steps") == STORAGE[RUN]
 
     def schema(self) -> set[tuple[str, str]]:

@@ -35,7 +35,7 @@ from .trouble import Trouble
 
 LARGEST_BATCH = 500
 LEAST_BESIDE = 64  # outcomes that are worth a statement of their own, and its commit, while another is under way
-IDLE_SECONDS = 5.0  # so often a loop that has nothing to do says that it is well
+IDLE_SECONDS = 5.0  # so often the loop says that it is well, though there be nothing to do
 
 logger = logging.getLogger("django_dispatch.dispatcher")
 
@@ -170,13 +170,9 @@ class Claims:
     async def _serve(self) -> None:
         """Send, by the first session, whatever there is."""
         sender, backoff = self._first, Backoff()
+        self._tick()
         while True:
-            try:
-                async with asyncio.timeout(IDLE_SECONDS):
-                    await sender.event.wait()
-            except TimeoutError:  # there was nothing to do
-                self._stats.succeed("claims")
-                continue
+            await sender.event.wait()
             sender.event.clear()
             try:
                 while self.lease_id is not None and await self._step(sender, self.lease_id):
@@ -187,6 +183,10 @@ class Claims:
                 self._note_trouble(error)
                 await self._trouble.pause(backoff.next_seconds())
                 sender.event.set()
+
+    def _tick(self) -> None:
+        self._first.event.set()
+        self._loop.call_later(IDLE_SECONDS, self._tick)
 
     async def _help(self, sender: Sender) -> None:
         """Send beside a statement that is under way, by a session that is open while there is so much to write."""
@@ -266,13 +266,14 @@ class Claims:
                 self._resent.update(ended.flight.token for ended in batch)
             self._should_look = True
             raise
-        self._trouble.succeeded("claims")
-        self._stats.claim_seconds.observe(self._loop.time() - began)
-        if limit:
-            self._stats.claim_runs.observe(len(exchange.claimed))
-        self._note_answers(batch, exchange)
-        if self.lease_id == lease_id:
+        seconds, is_ours = self._loop.time() - began, self.lease_id == lease_id
+        if is_ours:
             self._take(exchange, limit, began)
+        self._trouble.succeeded("claims")
+        self._stats.count_exchange(seconds, len(exchange.claimed) if limit else None)
+        if batch:
+            self._note_answers(batch, exchange)
+        if is_ours:
             self._tell_of_look(exchange, room, began, has_written=bool(batch))
         return bool(self._unwritten or self._should_look)
 
@@ -328,7 +329,6 @@ class Claims:
 
     def _take(self, exchange: Exchange, limit: int, asked_at: float) -> None:
         self._stats.runs_claimed += len(exchange.claimed)
-        self._queues.note_claimed(run.queue for run in exchange.claimed)
         if exchange.claimed:
             self._undelivered.append(Delivery(exchange.claimed, asked_at))
         if limit and len(exchange.claimed) == limit:
@@ -338,6 +338,7 @@ class Claims:
         elif exchange.claimed:
             self._deliver()
             self._pace.found_all()
+        self._queues.note_claimed(run.queue for run in exchange.claimed)
         if exchange.rest_seconds is not None:
             self._pace.look_at_rest(exchange.rest_seconds)
 

@@ -136,6 +136,12 @@ class Stats:
             self._tallies[task, queue] = tally
         return tally
 
+    def count_exchange(self, seconds: float, claimed: int | None) -> None:
+        """Count a statement that finishes and claims; None: there was no room for any run."""
+        self.claim_seconds.observe(seconds)
+        if claimed is not None:
+            self.claim_runs.observe(claimed)
+
     def count_enqueued(self, task: str, queue: str, number: int) -> None:
         """Count runs that were enqueued through this dispatcher."""
         self.runs_enqueued[self._tasks.admit(task), self._queues.admit(shown(queue))] += number

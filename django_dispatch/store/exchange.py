@@ -50,10 +50,10 @@ class Call:
         self.params: dict[str, Any] = {
             "lease": lease_id,
             "settlements": _document(settlements),
-            "queues": list(wanted["queues"]),
+            "queues": _array(wanted["queues"]),
             "limit": wanted["limit"],
-            "excluded": list(wanted.get("excluded_tasks", ())),
-            "at_most_once": list(wanted.get("at_most_once_tasks", ())),
+            "excluded": _array(wanted.get("excluded_tasks", ())),
+            "at_most_once": _array(wanted.get("at_most_once_tasks", ())),
         }
         if not walk.is_whole:
             self.params |= walk.params(wanted["queues"])
@@ -84,6 +84,11 @@ def read_exchange(rows: Iterable[Row], queues: Sequence[str]) -> Exchange:
     order = {queue: index for index, queue in enumerate(queues)}
     claimed.sort(key=lambda run: (order[run.queue], -run.priority, run.place, run.id))
     return Exchange(claimed, by_answer[None], by_answer["busy"], by_answer["cancelled"])
+
+
+def _array(texts: Iterable[str]) -> str:
+    """An array of texts as PostgreSQL writes one: of a list psycopg makes that in Python, by a dozen calls."""
+    return "{" + ",".join(['"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"' for text in texts]) + "}"
 
 
 def _document(settlements: Sequence[Settlement]) -> str:

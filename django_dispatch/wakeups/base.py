@@ -16,6 +16,7 @@ ANY_KEY = "queue:"
 MOST_KEYS = 20
 
 WakeupKind = Literal["ready", "run", "scheduled", "blocked", "cancel", "lease", "schedule", "test"]
+KINDS: tuple[WakeupKind, ...] = get_args(WakeupKind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Wakeup:
     def parse(cls, payload: str) -> "Wakeup | None":
         """Read a payload; None if it is not one of ours, for anybody may notify on any channel."""
         found, _, value = payload.partition(":")
-        for kind in get_args(WakeupKind):
+        for kind in KINDS:
             if found == kind and value:
                 return cls(kind, value)
         return None

@@ -113,17 +113,24 @@ class Listener:
 
     async def _hear(self, connection: psycopg.AsyncConnection[Any]) -> None:
         """Read whenever there is something to read: ``connection.notifies()`` would look ten times a second as well."""
-        loop, readable = asyncio.get_running_loop(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        broken: asyncio.Future[None] = loop.create_future()
+
+        def read() -> None:
+            try:
+                connection.pgconn.consume_input()
+                while notify := connection.pgconn.notifies():
+                    self._on_notify(notify.relname.decode(), notify.extra.decode(errors="replace"))
+            except Exception as error:
+                loop.remove_reader(watched)
+                broken.set_exception(error)
+
         # A descriptor of our own: libpq closes its socket when that breaks, and somebody else may get the number.
         with socket.socket(fileno=os.dup(connection.fileno())) as watched:
-            loop.add_reader(watched, readable.set)
+            loop.add_reader(watched, read)
+            read()  # what came with LISTEN
             try:
-                while True:
-                    while notify := connection.pgconn.notifies():
-                        self._on_notify(notify.relname.decode(), notify.extra.decode(errors="replace"))
-                    await readable.wait()
-                    readable.clear()
-                    connection.pgconn.consume_input()
+                await broken
             finally:
                 loop.remove_reader(watched)
 

@@ -85,6 +85,17 @@ def test_queues_are_served_in_the_order_given(store: Store) -> None:
     assert ids_of(claim(store, lease_id, queues=["other", "mail"], limit=3)) == [mail[1]]
 
 
+def test_a_queue_may_have_any_name_and_a_task_too(store: Store) -> None:
+    names = ["a,b", 'say "hi"', "back\\slash", "{}", "NULL", "two\nlines", "ünïcödé", " ", "%s"]
+    ids = [add_run(queue=name, task=name) for name in names]
+    lease_id = acquire(store)
+    assert ids_of(claim(store, lease_id, queues=names, excluded_tasks=names)) == []
+    claimed = claim(store, lease_id, queues=names, at_most_once_tasks=names)
+    assert [(run.id, run.queue, run.on_lost) for run in claimed] == [
+        (run_id, name, "fail") for run_id, name in zip(ids, names, strict=True)
+    ]
+
+
 def test_a_queue_that_is_not_served_is_left_alone(store: Store) -> None:
     run_id = add_run(queue="mail")
     assert claim(store, acquire(store), queues=["default"]) == []
