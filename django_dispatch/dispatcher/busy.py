@@ -12,6 +12,9 @@ from .executor import Flight
 from .run_log import tell
 
 LONGEST_BUSY_SECONDS = 1.0  # between two tries to write an outcome whose run another transaction holds
+# Tries in vain before it is worth a word, some half second: claims, ours beside this one too, lock for as long as they
+# take what they find taken already.
+SILENT_TRIES = 5
 
 
 class Ended(NamedTuple):
@@ -58,8 +61,7 @@ class Busy:
         for ended in batch:
             run = ended.flight.run
             if run.id in busy:
-                # Once it may be a claim of another dispatcher, which locks for its moment what it finds taken already.
-                if ended.times_busy == 1:
+                if ended.times_busy == SILENT_TRIES:
                     tell(logging.WARNING, run, "a transaction holds its row; its outcome waits.")
                 self._waiting.append(ended._replace(times_busy=ended.times_busy + 1))
         if self._retry is None:

@@ -634,7 +634,7 @@ _OF_THE_CLAIMS = (
     (CLAIMS, "if self.lease_id == lease_id:\n                self._unwritten.extendleft",
      "if False:\n                self._unwritten.extendleft", _SESSION),
     (BUSY, "self._waiting.append(ended._replace(times_busy=ended.times_busy + 1))", "pass", _HOLDER),
-    (BUSY, "if ended.times_busy == 1:", "if True:", ("tests/test_busy.py",)),
+    (BUSY, "if ended.times_busy == SILENT_TRIES:", "if True:", ("tests/test_busy.py",)),
     (CLAIMS, "self._pace.look_at_rest(exchange.rest_seconds)", "pass", _REST),
     (CLAIMS, " or self._pace.has_rest", "", _LEFT_OUT),
     (CLAIMS, "(found_nothing and is_whole) or", "found_nothing or", _REST),
