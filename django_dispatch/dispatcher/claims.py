@@ -101,7 +101,7 @@ class Claims:
         self._pace = Pace(look=self.look, wake=self._first.event.set)
         self._should_look = False
         self._must_reconcile = False
-        self._is_comparing = False
+        self._is_comparing = self._is_waiting = False
         self._under_way = 0
         self._asked_for = 0
         self._undelivered: deque[Delivery] = deque()
@@ -172,7 +172,9 @@ class Claims:
         sender, backoff = self._first, Backoff()
         self._tick()
         while True:
+            self._is_waiting = True
             await sender.event.wait()
+            self._is_waiting = False
             sender.event.clear()
             try:
                 while self.lease_id is not None and await self._step(sender, self.lease_id):
@@ -185,7 +187,8 @@ class Claims:
                 sender.event.set()
 
     def _tick(self) -> None:
-        self._first.event.set()
+        if self._is_waiting:  # there is nothing to do
+            self._stats.succeed("claims")
         self._loop.call_later(IDLE_SECONDS, self._tick)
 
     async def _help(self, sender: Sender) -> None:
@@ -214,18 +217,13 @@ class Claims:
         self._trouble.failed("claims", error)
 
     @property
-    def claimed_total(self) -> int:
-        """How many runs were claimed so far."""
-        return self._stats.runs_claimed
-
-    @property
     def is_under_way(self) -> bool:
         """Whether a statement is out, or its runs are on their way to the pool."""
         return self._under_way > 0 or bool(self._undelivered)
 
     def has_claimed_enough(self) -> bool:
         """Return whether as many runs were claimed as this dispatcher is to run at all."""
-        return self._max_runs is not None and self.claimed_total >= self._max_runs
+        return self._max_runs is not None and self._stats.runs_claimed >= self._max_runs
 
     def is_settled(self) -> bool:
         """Return whether every outcome so far is written."""
@@ -324,7 +322,7 @@ class Claims:
         if room.excluded and not self._pace.may_pick():
             return Room(0)
         if self._max_runs is not None:
-            room = room._replace(limit=min(room.limit, self._max_runs - self.claimed_total - self._asked_for))
+            room = room._replace(limit=min(room.limit, self._max_runs - self._stats.runs_claimed - self._asked_for))
         return room
 
     def _take(self, exchange: Exchange, limit: int, asked_at: float) -> None:

@@ -360,7 +360,7 @@ class Dispatcher:
         if self._is_ending or self.pool.flights() or self.pool.waiting:
             return
         if self.claims.has_claimed_enough():
-            self.end(f"{self.claims.claimed_total} runs were run")
+            self.end(f"{self.stats.runs_claimed} runs were run")
         elif self.mode.is_burst:
             self.tasks.soon("burst", self._end_burst())
 

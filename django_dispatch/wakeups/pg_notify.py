@@ -123,7 +123,8 @@ class Listener:
                     self._on_notify(notify.relname.decode(), notify.extra.decode(errors="replace"))
             except Exception as error:
                 loop.remove_reader(watched)
-                broken.set_exception(error)
+                if not broken.done():
+                    broken.set_exception(error)
 
         # A descriptor of our own: libpq closes its socket when that breaks, and somebody else may get the number.
         with socket.socket(fileno=os.dup(connection.fileno())) as watched:

@@ -621,7 +621,7 @@ _OF_THE_CLAIMS = (
     (CLAIMS, "            return sender is self._first\n", "            return True\n", _BESIDE),
     (CLAIMS, "may_more_be_sent and len(self._unwritten) >= LEAST_BESIDE", "may_more_be_sent", _BESIDE),
     (CLAIMS, "                self._first.event.set()  # it may have waited for our end\n", "", _BESIDE),
-    (CLAIMS, "self._max_runs - self.claimed_total - self._asked_for", "self._max_runs - self.claimed_total", _BESIDE),
+    (CLAIMS, "self._stats.runs_claimed - self._asked_for", "self._stats.runs_claimed", _BESIDE),
     (CLAIMS, "in delivery.runs], self._asked_for)", "in delivery.runs], 0)", _BESIDE),
     (CLAIMS, "if found_nothing and self._under_way:", "if False:", _BESIDE),
     (CLAIMS, "await asyncio.sleep(backoff.next_seconds())", "pass", _BESIDE),
