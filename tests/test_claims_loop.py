@@ -88,6 +88,33 @@ def test_a_claims_loop_that_has_nothing_to_do_is_well(monkeypatch: pytest.Monkey
     asyncio.run(main())
 
 
+def test_a_claims_loop_that_waits_for_an_answer_does_not_say_that_it_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_dispatch.dispatcher.claims.IDLE_SECONDS", 0.001)
+
+    async def main() -> list[str]:
+        asked, said = asyncio.Event(), list[str]()
+
+        class Silent:
+            async def exchange(self, lease_id: UUID, settlements: Sequence[Settlement], **_: Any) -> Exchange:
+                said.clear()
+                asked.set()
+                return await asyncio.get_running_loop().create_future()
+
+        stats = Stats()
+        monkeypatch.setattr(Stats, "succeed", lambda _, loop, *__: said.append(loop))
+        pool = Roomy(SETTINGS, Board.create(slots=1), stats=Stats(), **HEARS)
+        claims = new_claims([Silent()], Mock(), pool, stats=stats)
+        claims.is_claiming = True
+        async with at_work(claims):
+            await asked.wait()
+            ticked = asyncio.Event()
+            asyncio.get_running_loop().call_later(0.01, ticked.set)  # after some ticks, which are timers too
+            await ticked.wait()
+        return said
+
+    assert asyncio.run(main()) == []
+
+
 # after trouble
 
 

@@ -12,8 +12,8 @@ from .executor import Flight
 from .run_log import tell
 
 LONGEST_BUSY_SECONDS = 1.0  # between two tries to write an outcome whose run another transaction holds
-# Tries in vain before it is worth a word, some half second: claims, ours beside this one too, lock for as long as they
-# take what they find taken already.
+# Tries in vain before it is worth a word, a third of a second at least: claims, ours beside this one too, lock for as
+# long as they take what they find taken already.
 SILENT_TRIES = 5
 
 

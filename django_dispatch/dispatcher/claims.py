@@ -35,7 +35,7 @@ from .trouble import Trouble
 
 LARGEST_BATCH = 500
 LEAST_BESIDE = 64  # outcomes that are worth a statement of their own, and its commit, while another is under way
-IDLE_SECONDS = 5.0  # so often the loop says that it is well, though there be nothing to do
+IDLE_SECONDS = 5.0  # so often a loop that has nothing to do says that it is well
 
 logger = logging.getLogger("django_dispatch.dispatcher")
 
@@ -101,7 +101,8 @@ class Claims:
         self._pace = Pace(look=self.look, wake=self._first.event.set)
         self._should_look = False
         self._must_reconcile = False
-        self._is_comparing = self._is_waiting = False
+        self._is_comparing = False
+        self._is_waiting = False
         self._under_way = 0
         self._asked_for = 0
         self._undelivered: deque[Delivery] = deque()
@@ -187,7 +188,8 @@ class Claims:
                 sender.event.set()
 
     def _tick(self) -> None:
-        if self._is_waiting:  # there is nothing to do
+        """A loop that waits because there is nothing to do is well; one that waits for an answer has yet to show it."""
+        if self._is_waiting:
             self._stats.succeed("claims")
         self._loop.call_later(IDLE_SECONDS, self._tick)
 

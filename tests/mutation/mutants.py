@@ -36,6 +36,7 @@ POOL = "django_dispatch/dispatcher/pool.py"
 QUARANTINE = "django_dispatch/dispatcher/quarantine.py"
 ATOMIC = "django_dispatch/store/postgres_atomic.py"
 EXCHANGES = "django_dispatch/store/exchange.py"
+SESSIONS = "django_dispatch/store/session.py"
 WALKS = "django_dispatch/store/walks.py"
 QUEUES = "django_dispatch/dispatcher/queues.py"
 UNIQUE = "django_dispatch/store/postgres_unique.py"
@@ -634,6 +635,13 @@ _OF_THE_CLAIMS = (
     (CLAIMS, "if self.lease_id == lease_id:\n                self._unwritten.extendleft",
      "if False:\n                self._unwritten.extendleft", _SESSION),
     (BUSY, "self._waiting.append(ended._replace(times_busy=ended.times_busy + 1))", "pass", _HOLDER),
+    (CLAIMS, "if self._is_waiting:", "if True:", ("tests/test_claims_loop.py",)),
+    (SESSIONS, "if loop.time() < self._due_at:", "if False:", ("tests/store/test_postgres_sessions.py",)),
+    (SESSIONS, "            self._alarm = loop.call_at(self._due_at, self._ring)\n            return\n", "            return\n",
+     ("tests/store/test_postgres_sessions.py",)),
+    (SESSIONS, "                self._due_at = None\n", "                pass\n",
+     ("tests/store/test_postgres_sessions.py",)),
+    (BUSY, "SILENT_TRIES = 5", "SILENT_TRIES = 1", ("tests/test_busy.py",)),
     (BUSY, "if ended.times_busy == SILENT_TRIES:", "if True:", ("tests/test_busy.py",)),
     (CLAIMS, "self._pace.look_at_rest(exchange.rest_seconds)", "pass", _REST),
     (CLAIMS, " or self._pace.has_rest", "", _LEFT_OUT),
