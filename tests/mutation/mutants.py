@@ -138,6 +138,7 @@ _DISPATCHER_DIES = (_FAMILIES + "test_a_zygote_that_still_imports_the_project_di
 _DEAD = "tests/faults/test_dead_dispatchers.py::"
 _COMPARING = ("tests/test_claims_loop.py",)
 _BESIDE = ("tests/test_claims_statements.py",)
+_ALARM = ("tests/store/test_postgres_sessions.py",)
 _ROOM = ("tests/test_dispatcher_parts.py::test_what_is_asked_for_may_all_be_of_one_lane",)
 _KNOWN = ("tests/faults/test_reconciling.py",)
 _ANSWERS = ("tests/faults/test_claims.py::test_a_claim_whose_reply_was_lost_is_released",)
@@ -636,11 +637,9 @@ _OF_THE_CLAIMS = (
      "if False:\n                self._unwritten.extendleft", _SESSION),
     (BUSY, "self._waiting.append(ended._replace(times_busy=ended.times_busy + 1))", "pass", _HOLDER),
     (CLAIMS, "if self._is_waiting:", "if True:", ("tests/test_claims_loop.py",)),
-    (SESSIONS, "if loop.time() < self._due_at:", "if False:", ("tests/store/test_postgres_sessions.py",)),
-    (SESSIONS, "            self._alarm = loop.call_at(self._due_at, self._ring)\n            return\n", "            return\n",
-     ("tests/store/test_postgres_sessions.py",)),
-    (SESSIONS, "                self._due_at = None\n", "                pass\n",
-     ("tests/store/test_postgres_sessions.py",)),
+    (SESSIONS, "if loop.time() < self._due_at:", "if False:", _ALARM),
+    (SESSIONS, "self._alarm = loop.call_at(self._due_at, self._ring)\n            return\n", "return\n", _ALARM),
+    (SESSIONS, "                self._due_at = None\n", "                pass\n", _ALARM),
     (BUSY, "SILENT_TRIES = 5", "SILENT_TRIES = 1", ("tests/test_busy.py",)),
     (BUSY, "if ended.times_busy == SILENT_TRIES:", "if True:", ("tests/test_busy.py",)),
     (CLAIMS, "self._pace.look_at_rest(exchange.rest_seconds)", "pass", _REST),
